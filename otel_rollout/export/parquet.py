@@ -103,7 +103,8 @@ class ParquetRows(CheckedOptions):
         for trajectory in members(group, "ParquetRows"):
             kept = trajectory.to_json() if self.exchanges else None
             row = {**trajectory_row(trajectory), _WHOLE: kept}
-            _Archive([row]).to_arrow()  # raises now what is no text or number of its column
+            # Raises now what is no text or number of its column, as these two always are.
+            _Archive([{**row, "loss_mask": None, "logprobs": None}]).to_arrow()
             yield row
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:

@@ -6,7 +6,6 @@ completion need not know which API that is.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from otel_rollout.wire import (
     length_limit,
     logprobs_mode,
     media_of,
+    none_for_nan,
     path_messages,
     prompt_ids,
     sampled_count,
@@ -246,15 +246,14 @@ class Completion:
     def logprobs(self) -> list[float | None] | None:
         """Log-probability of each sampled token (None: unknown); None if the server sent none."""
         found = self.logprob_array
-        if found is not None and math.isnan(sum(found)):
-            return [None if math.isnan(value) else value for value in found]
-        return None if found is None else [*found]
+        return None if found is None else none_for_nan(found)
 
     @property
     def logprob_array(self) -> array[float] | None:
-        """`logprobs` as an array, NaN in the place of each unknown one."""
+        """`logprobs` as an array, NaN in the place of each unknown one; made anew each time."""
         ids = self._sampled_ids
-        return sampled_logprobs(self.choice, len(ids) if ids else None)
+        found = sampled_logprobs(self.choice, len(ids) if ids else None)
+        return None if found is None else found[:]
 
     @property
     def logprobs_mode(self) -> Literal["raw", "processed", "constrained"] | None:

@@ -67,8 +67,8 @@ class TokenSequence:
     """T, its number of tokens: fewer than those of the path where it is truncated."""
     _calls: list[_Call]
     """The calls in it, in order."""
-    _trains: list[bool]
-    """For each of the calls, true if this row trains it."""
+    trains: list[bool]
+    """For each of `completions`, true if this row trains it."""
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -102,7 +102,7 @@ class TokenSequence:
     @property
     def loss_mask_array(self) -> array[int]:
         """`loss_mask` as an array of bytes."""
-        return self._mask(self._trains)
+        return self._mask(self.trains)
 
     @property
     def logprob_array(self) -> array[float]:
@@ -179,7 +179,7 @@ class TokenSequence:
     @property
     def trained_tokens(self) -> int:
         """The sum of its loss mask."""
-        pairs = zip(self.spans, self._trains, strict=True)
+        pairs = zip(self.spans, self.trains, strict=True)
         return sum(end - start for (_, start, end), trains in pairs if trains)
 
     def __len__(self) -> int:
@@ -320,7 +320,7 @@ def token_sequences(
         if id(leaf) in ends:
             continue
         row = _row(_path(leaf, parents), trained, masked, max_length)
-        if any(row._trains):
+        if any(row.trains):
             rows.append(row)
     too_long = f"beyond {max_length} tokens of its row"
     dropped += [

@@ -182,9 +182,10 @@ class Opened:
         rows: dict[Completion, tuple[int, int]] = {}
         trained: set[Completion] = set()
         for number, row in enumerate(self.shown_rows):
-            for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+            spans = zip(row.completions, row.spans, row.trains, strict=True)
+            for completion, (_, start, _), trains in spans:
                 rows.setdefault(completion, (number, start))
-                if end > start and row.loss_mask[start]:
+                if trains:
                     trained.add(completion)
         return [
             {
@@ -219,8 +220,8 @@ class Opened:
             "row": number,
             "length": len(row),
             "promptLength": row.prompt_length,
-            "trained": sum(row.loss_mask),
-            "sampled": sum(row.sampled),
+            "trained": row.trained_tokens,
+            "sampled": sum(end - start for _, start, end in row.spans),
             "truncated": row.truncated,
             "history": self._history_of.get(numbers[-1]) if numbers else None,
             "advantage": None,

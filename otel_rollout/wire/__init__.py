@@ -20,6 +20,7 @@ from otel_rollout.wire.apis import merge as merge
 from otel_rollout.wire.apis import retrieval_of as retrieval_of
 from otel_rollout.wire.apis import tool_name as tool_name
 from otel_rollout.wire.choices import REPLY as REPLY
+from otel_rollout.wire.columns import none_for_nan as none_for_nan
 from otel_rollout.wire.columns import token_array as token_array
 from otel_rollout.wire.conversation import MessagePath as MessagePath
 from otel_rollout.wire.conversation import extend as extend

@@ -349,6 +349,13 @@ def _floats(values: list[Json], *, are_floats: bool = False) -> array[float]:
     return array("d", [float(value) if is_known_logprob(value) else math.nan for value in values])
 
 
+def none_for_nan(values: Sequence[float]) -> list[float | None]:
+    """The values, None in the place of each NaN."""
+    if math.isnan(sum(values)):
+        return [None if math.isnan(value) else value for value in values]
+    return [*values]
+
+
 def is_known_logprob(value: Json) -> bool:
     """Whether it is a log-probability, not what a server writes in the place of one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value == _UNKNOWN:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -48,10 +49,12 @@ class Server:
         at: tuple[int, int] | None = None,
         extra: dict[str, Any] | None = None,
         versions: bool = False,
+        known: bool = False,
     ) -> None:
         """One call; `at` is when it began and ended, by default after all others.
 
         versions: True if the server names that of each token, which is the id's last bit.
+        known: True if it sends the log-probability of each token, which is -id, and null for 0.
         """
         if at is None:
             self.clock += 1
@@ -61,14 +64,15 @@ class Server:
         body = {"model": model, "messages": messages, **(extra or {})}
         made: list[dict[str, Any]] = []
         for index, ids in enumerate(choices):
-            entries = [{"token": "", "logprob": value} for value in logprobs or ()]
+            values = [-float(each) or None for each in ids or ()] if known else logprobs
+            entries = [{"token": "", "logprob": value} for value in values or ()]
             made.append(
                 {
                     "index": index,
                     "finish_reason": finish,
                     "message": {"role": "assistant", "content": f"{name} {index}"},
                     "token_ids": ids,
-                    "logprobs": {"content": entries} if logprobs is not None else None,
+                    "logprobs": {"content": entries} if values is not None else None,
                     **({"meta_info": versions_of(ids or ())} if versions else {}),
                 }
             )
@@ -293,6 +297,7 @@ def test_ids_of_more_than_32_bits_continue_others(wide: int, place: int):
     server.call("B", ids[:3], ids[3:])
     server.call("C", ids, [5])
     assert rows(server) == [([*ids, 5], "01011")]
+    assert server.trajectory().token_sequences()[0].token_id_array.typecode == "q"
 
 
 def test_tool_arguments_with_different_keys_stay_as_they_were():
@@ -462,6 +467,7 @@ def plays(draw: st.DrawFn) -> Server:
             model=draw(st.sampled_from(["m", "m", "m", "judge"])),
             at=(clock, clock + draw(st.integers(0, 1))),
             versions=draw(st.booleans()),
+            known=draw(st.booleans()),
         )
         fulls += [prompt + choice for choice in choices]
     return server
@@ -489,7 +495,7 @@ def test_invariants(server: Server, seed: int):
         assert len(row) == len(row.loss_mask) == len(row.logprobs) == len(row.sampled)
         assert row.prompt_length == row.sampled.index(1)
         assert [row.spans[i][0] for i in range(len(row.spans))] == row.completion_ids
-        covered = [0] * len(row)
+        covered, values = [0] * len(row), [0.0] * len(row)
         models = set()
         for completion, (name, start, end) in zip(row.completions, row.spans, strict=True):
             assert name == completion.id
@@ -497,6 +503,8 @@ def test_invariants(server: Server, seed: int):
             assert row.token_ids[:start] == prompt
             assert row.token_ids[start:end] == ids
             covered[start:end] = [1] * (end - start)
+            known = completion.logprobs or [None] * (end - start)
+            values[start:end] = [math.nan if value is None else value for value in known]
             if any(row.loss_mask[start:end]):
                 assert all(row.loss_mask[start:end])
                 trained[completion.id, completion.choice_index] += 1
@@ -509,8 +517,7 @@ def test_invariants(server: Server, seed: int):
         assert all(m <= s for m, s in zip(row.loss_mask, row.sampled, strict=True))
         assert any(row.loss_mask)
         total += sum(row.loss_mask)
-        for value, is_sampled in zip(row.logprobs, row.sampled, strict=True):
-            assert math.isnan(value) if is_sampled else value == 0.0
+        assert repr(row.logprobs) == repr(values)
     assert set(trained.values()) <= {1}
     assert total == sum(len(c.token_ids or []) for c in admitted.values())
     again = server.trajectory(seed).token_sequences()
@@ -548,6 +555,8 @@ def test_the_tokens_that_do_not_train_are_rows_too(server: Server):
         assert set(there) == {c for c in trajectory.completions if c.token_ids}
         for row in untrained:
             assert not any(row.loss_mask)
+            assert not any(row.trains)
+            row.token_id_array[:] = array(row.token_id_array.typecode, [7] * len(row))
             assert len(row) == len(row.loss_mask) == len(row.logprobs) == len(row.sampled)
             for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
                 assert row.token_ids[start:end] == completion.token_ids
@@ -567,6 +576,29 @@ def test_arrays_have_what_the_lists_have(server: Server, most: int | None):
         assert {len(row.token_ids), len(row.loss_mask), len(row.logprobs)} == {len(row)}
         start = row.prompt_length
         assert row.sampled[: start + 1] == [0] * start + [1]
+        assert row.trains == [bool(row.loss_mask[start]) for _, start, _ in row.spans]
+        for each in arrays:
+            each[:] = array(each.typecode, [7] * len(each))
+        again = row.token_id_array, row.loss_mask_array, row.logprob_array, row.sampled_array
+        assert repr([each.tolist() for each in again]) == repr([*lists])
+        for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+            assert row.token_ids[start:end] == (completion.token_ids or [])[: end - start]
+
+
+@pytest.mark.parametrize("least", [0, 1 << 20])
+def test_an_array_of_a_completion_is_the_callers_own(least: int, monkeypatch: pytest.MonkeyPatch):
+    """What is written into it changes no row, and no completion, however the reply was read."""
+    monkeypatch.setattr("otel_rollout.wire.api._LEAST", least)
+    server = Server()
+    server.call("A", [1], [2, 3], logprobs=[-1.0, -2.0])
+    trajectory = server.trajectory()
+    (completion,) = trajectory.completions
+    for values in (completion.logprob_array, completion.logprob_array):
+        assert values is not None
+        assert values.tolist() == [-1.0, -2.0]
+        values[0] = 0.0
+    assert completion.logprobs == [-1.0, -2.0]
+    assert trajectory.token_sequences()[0].logprobs == [0.0, -1.0, -2.0]
 
 
 @given(plays())

@@ -46,8 +46,9 @@ def to_triplet_rows(trajectory: Trajectory) -> list[dict[str, Json]]:
     rows: list[dict[str, Json]] = []
     sequences = trajectory.token_sequences()
     for sequence in sequences:
-        for completion, (_, start, end) in zip(sequence.completions, sequence.spans, strict=True):
-            if sequence.loss_mask[start]:
+        spans = zip(sequence.completions, sequence.spans, sequence.trains, strict=True)
+        for completion, (_, start, end), trains in spans:
+            if trains:
                 ids, logprobs = sequence.token_ids[start:end], sequence.logprobs[start:end]
                 row = _row(trajectory, completion, sequence.token_ids[:start], ids, logprobs)
                 rows.append(row)

@@ -115,8 +115,9 @@ def art_trajectory(trajectory: Trajectory, *, mode: Mode) -> dict[str, Json]:
 def _trained(rows: list[TokenSequence]) -> Iterator[tuple[_Key, dict[str, Json]]]:
     """The choice of each completion that trains, by its span and index."""
     for row in rows:
-        for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
-            if row.loss_mask[start]:
+        spans = zip(row.completions, row.spans, row.trains, strict=True)
+        for completion, (_, start, end), trains in spans:
+            if trains:
                 choice = _choice(completion, row.token_ids[start:end], row.logprobs[start:end])
                 # What ART from 0.5.20 on trains; before, it renders the prompt.
                 choice["prompt_token_ids"] = row.token_ids[:start]
@@ -185,8 +186,8 @@ def _calls(
 ) -> Iterator[dict[str, Json]]:
     """A history for each call that trains: what it was asked, and its choice."""
     for row in rows:
-        for completion, (_, start, _) in zip(row.completions, row.spans, strict=True):
-            if row.loss_mask[start]:
+        for completion, trains in zip(row.completions, row.trains, strict=True):
+            if trains:
                 yield {
                     "messages_and_choices": [
                         *completion.request_messages,

@@ -8,7 +8,6 @@ JSON as such: as Arrow structs, tool calls would gain each other's arguments.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,14 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Json, List, Value
 
 from otel_rollout import SpanFormatError, Trajectory, TrajectoryGroup
-from otel_rollout.export import Dropped, dropped_completions, dumps, loads, trajectory_row
+from otel_rollout.export import (
+    Dropped,
+    dropped_completions,
+    dumps,
+    loads,
+    none_for_nan,
+    trajectory_row,
+)
 from otel_rollout.export import Json as AnyJson
 
 __all__ = ["FEATURES", "DatasetRows", "from_dataset", "to_dataset"]
@@ -118,9 +124,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
     for name in ("messages", "tools"):
         row[name] = None if row[name] is None else list(map(_view, row[name]))
     row["metadata"] = _view(row["metadata"])
-    row["logprobs"] = [
-        [None if math.isnan(value) else value for value in values] for values in row["logprobs"]
-    ]
+    row["logprobs"] = list(map(none_for_nan, row["logprobs"]))
     return {name: row[name] for name in FEATURES}
 
 

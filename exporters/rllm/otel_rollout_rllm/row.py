@@ -108,10 +108,11 @@ def _steps(trajectory: Trajectory, rows: list[TokenSequence]) -> list[tuple[dict
     known = {_key(step.completion): step for step in trajectory.steps if step.completion}
     steps: list[tuple[dict[str, Json], bool]] = []
     for row in rows:
-        for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+        spans = zip(row.completions, row.spans, row.trains, strict=True)
+        for completion, (_, start, end), trains in spans:
             # Of calls that another trajectory of the episode claims, this one has no step.
             step = known.get(_key(completion))
-            if step is not None and row.loss_mask[start]:
+            if step is not None and trains:
                 prompt, ids = row.token_ids[:start], row.token_ids[start:end]
                 made = _step(step, completion, prompt, ids, row.logprobs[start:end])
                 reward = step.reward if step.scored else completion.reward  # may have come since

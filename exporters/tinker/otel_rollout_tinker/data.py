@@ -220,9 +220,10 @@ def trained_rows(
                 f"trajectory out"
             )
         actions: list[Action] = []
-        mask, logprobs = row.loss_mask_array, row.logprob_array
-        for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
-            if not mask[start]:
+        logprobs = row.logprob_array
+        spans = zip(row.completions, row.spans, row.trains, strict=True)
+        for completion, (_, start, end), trains in spans:
+            if not trains:
                 continue
             if math.isfinite(math.hypot(*logprobs[start:end])):
                 actions.append(Action(completion, start, end))

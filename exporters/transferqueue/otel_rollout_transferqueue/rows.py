@@ -164,9 +164,9 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def _logprobs(trajectory: Trajectory, row: TokenSequence) -> list[float]:
-    values, mask = row.logprob_array, row.loss_mask_array
-    for _, start, end in row.spans:
-        if not mask[start]:
+    values = row.logprob_array
+    for (_, start, end), trains in zip(row.spans, row.trains, strict=True):
+        if not trains:
             values[start:end] = array("d", bytes(8 * (end - start)))
     if not math.isfinite(math.hypot(*values)):
         raise ExportError(

@@ -6,7 +6,6 @@ row, or several, is an error here rather than a shifted batch. `AsyncGRPOTrainer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.export import check_choice
+from otel_rollout.export import check_choice, none_for_nan
 from otel_rollout_trl.names import named
 
 if TYPE_CHECKING:
@@ -73,13 +72,12 @@ def to_trl_rollout(
         row = _only_row(trajectory, choose, failed)
         end = None if max_completion_length is None else row.prompt_length + max_completion_length
         start, truncated = row.prompt_length, end is not None and len(row) > end
-        columns["prompt_ids"].append(row.token_ids[:start])
-        columns["completion_ids"].append(row.token_ids[start:end])
+        ids = row.token_id_array
+        columns["prompt_ids"].append(ids[:start].tolist())
+        columns["completion_ids"].append(ids[start:end].tolist())
         # Not the loss mask: a token that trains in a row that is left out has to train in this.
-        columns["env_mask"].append(row.sampled[start:end])
-        columns["logprobs"].append(
-            [None if math.isnan(value) else value for value in row.logprobs[start:end]]
-        )
+        columns["env_mask"].append(row.sampled_array[start:end].tolist())
+        columns["logprobs"].append(none_for_nan(row.logprob_array[start:end]))
         columns["rollout_reward"].append(_float(trajectory.reward))
         columns["rollout_rewards"].append(
             {name: float(reward) for name, reward in trajectory.rewards.items()}
@@ -89,10 +87,8 @@ def to_trl_rollout(
         columns["rollout_id"].append(trajectory.id)
         columns["rollout_name"].append(trajectory.name)
     known = any(
-        value is not None
+        values.count(None) < mask.count(1)
         for mask, values in zip(columns["env_mask"], columns["logprobs"], strict=True)
-        for sampled, value in zip(mask, values, strict=True)
-        if sampled
     )
     return {**columns, "logprobs": columns["logprobs"] if known else None}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from otel_rollout import ConfigurationError, Trajectory, TrajectoryGroup
+from otel_rollout import ConfigurationError, TokenSequence, Trajectory, TrajectoryGroup
 from otel_rollout.export import Dropped, Json, JsonRows, Positive, dropped_completions
 from otel_rollout_trl.grpo import Choose, OnFailure, to_trl_rollout
 from otel_rollout_trl.messages import (
@@ -33,17 +34,20 @@ def to_trl_sft_tokens(
     not at all. max_length: longer rows are truncated.
     """
     return [
-        {
-            "input_ids": row.token_ids,
-            "labels": [
-                token if mask else -100
-                for token, mask in zip(row.token_ids, row.loss_mask, strict=True)
-            ],
-        }
+        {"input_ids": row.token_ids, "labels": _labels(row)}
         for trajectory in trajectories
         if _is_good(trajectory, min_reward)
         for row in trajectory.token_sequences(max_length=max_length)
     ]
+
+
+def _labels(row: TokenSequence) -> list[int]:
+    ids = row.token_id_array
+    labels = array(ids.typecode, [-100]) * len(row)
+    for (_, start, end), trains in zip(row.spans, row.trains, strict=True):
+        if trains:
+            labels[start:end] = ids[start:end]
+    return labels.tolist()
 
 
 def _is_good(trajectory: Trajectory, min_reward: float | None) -> bool:

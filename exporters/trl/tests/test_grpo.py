@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import queue
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +14,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from otel_rollout_trl import TrlRows, rollout_reward, to_trl_async_samples, to_trl_rollout
+from otel_rollout_trl import (
+    TrlRows,
+    rollout_reward,
+    to_trl_async_samples,
+    to_trl_rollout,
+    to_trl_sft_tokens,
+)
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -253,6 +260,41 @@ async def test_unknown_log_probabilities_are_none(recording: Recording, clients:
     first, second = to_trl_rollout([known, unknown])["logprobs"]
     assert all(value < 0 for value in first)
     assert second == [None] * len(first)
+
+
+@pytest.mark.parametrize("cut", [None, "in the first reply", "before the second"])
+async def test_lists_are_those_of_the_token_sequence(
+    recording: Recording, clients: Clients, cut: str | None
+):
+    """Plain numbers; of replies with log-probabilities and others in one row, the latter's None."""
+    client = clients.asynchronous(clients.serve(logprobs=False))
+    async with rollout("mixed"):
+        messages = [agents.user("one")]
+        await agents.ask(client, messages)
+        await agents.ask(client, [*messages, agents.user("two")], logprobs=True)
+    mixed, fork = recording.trajectory, await agents.play(clients, agents.fork)
+    (row,) = mixed.token_sequences()
+    unknown, known = row.spans
+    start, end = row.prompt_length, known[1] if cut else len(row)
+    end = start + 3 if cut == "in the first reply" else end
+    logprobs: list[float | None] = [*row.logprobs]
+    logprobs[unknown[1] : unknown[2]] = [None] * (unknown[2] - unknown[1])
+    assert all(map(math.isnan, row.logprobs[unknown[1] : unknown[2]]))
+    assert all(value < 0 for value in row.logprobs[known[1] : known[2]])
+    made = to_trl_rollout([mixed], max_completion_length=end - start)
+    assert made["prompt_ids"] == [row.token_ids[:start]]
+    assert made["completion_ids"] == [row.token_ids[start:end]]
+    assert made["env_mask"] == [row.sampled[start:end]]
+    assert made["logprobs"] == (None if cut else [logprobs[start:end]])
+    rows = [row for trajectory in (mixed, fork) for row in trajectory.token_sequences()]
+    labelled = to_trl_sft_tokens([mixed, fork])
+    for row, sft in zip(rows, labelled, strict=True):
+        pairs = zip(row.token_ids, row.loss_mask, strict=True)
+        assert sft["input_ids"] == row.token_ids
+        assert sft["labels"] == [token if mask else -100 for token, mask in pairs]
+    lists = [made[name][0] for name in ("prompt_ids", "completion_ids", "env_mask")]
+    lists += [each[name] for each in labelled for name in each]
+    assert {type(value) for each in lists for value in each} == {int}
 
 
 @pytest.mark.parametrize(

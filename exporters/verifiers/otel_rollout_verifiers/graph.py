@@ -102,10 +102,9 @@ def build(completions: list[Completion], rows: list[TokenSequence]) -> Graph:
     """The graph of all replies that are whole; those that a row trains have their tokens."""
     tokens: dict[Key, _Tokens] = {}
     for row in rows:
-        for number, (completion, (_, start, end)) in enumerate(
-            zip(row.completions, row.spans, strict=True)
-        ):
-            if row.loss_mask[start]:
+        spans = zip(row.completions, row.spans, row.trains, strict=True)
+        for number, (completion, (_, start, end), trains) in enumerate(spans):
+            if trains:
                 if media := completion.media:
                     raise ExportError(
                         f"completion {completion.id!r}: its conversation holds "

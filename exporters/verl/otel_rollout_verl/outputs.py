@@ -71,9 +71,9 @@ def output_fields(
         )
     outputs: list[dict[str, Any]] = []
     for row in trajectory.token_sequences(**options):
-        start = row.prompt_length
+        ids, start = row.token_id_array, row.prompt_length
         end = len(row) if response_length is None else min(len(row), start + response_length)
-        mask = row.loss_mask[start:end]
+        mask = row.loss_mask_array[start:end]
         if not any(mask):
             continue
         if media := row.completions[-1].media:
@@ -82,17 +82,14 @@ def output_fields(
                 f"conversation has {', '.join(media)}, of which token ids say nothing; leave the "
                 f"trajectory out"
             )
-        kept = [
-            (completion, bool(row.loss_mask[first]))
-            for completion, (_, first, _) in zip(row.completions, row.spans, strict=True)
-            if first < end
-        ]
+        spans = zip(row.completions, row.spans, row.trains, strict=True)
+        kept = [(completion, trains) for completion, (_, first, _), trains in spans if first < end]
         trained = [completion for completion, trains in kept if trains]
         outputs.append(
             {
-                "prompt_ids": row.token_ids[:start],
-                "response_ids": row.token_ids[start:end],
-                "response_mask": mask,
+                "prompt_ids": ids[:start].tolist(),
+                "response_ids": ids[start:end].tolist(),
+                "response_mask": mask.tolist(),
                 "response_logprobs": _logprobs(trajectory, row, end) if logprobs else None,
                 "num_turns": _turns(path_messages(kept[-1][0].path)),
                 "metrics": {"generate_sequences": _seconds(trained)},
@@ -112,9 +109,9 @@ def output_fields(
 
 
 def _logprobs(trajectory: Trajectory, row: TokenSequence, end: int) -> list[float]:
-    values, mask = row.logprob_array, row.loss_mask_array
-    for completion_id, first, last in row.spans:
-        if first < end and not mask[first]:
+    values = row.logprob_array
+    for (completion_id, first, last), trains in zip(row.spans, row.trains, strict=True):
+        if not trains:
             values[first:last] = array("d", bytes(8 * (last - first)))
         elif not math.isfinite(math.hypot(*values[first : min(last, end)])):
             raise ExportError(
