@@ -9,13 +9,12 @@ from functools import lru_cache
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi
 from otel_rollout.wire.bedrock import Converse, PassedOn
-from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.chat import ChatCompletions, Mistral
 from otel_rollout.wire.cohere import CohereChat
 from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.gemini import GenerateContent
 from otel_rollout.wire.json import Json, Message, Params, member_of
 from otel_rollout.wire.message import add_shapes
-from otel_rollout.wire.mistral import Mistral
 from otel_rollout.wire.ollama import Ollama
 from otel_rollout.wire.responses import Responses
 from otel_rollout.wire.sse import ends_an_event, parse_events

@@ -142,3 +142,14 @@ def _conversations(params: Params) -> list[Json] | None:
     messages = params.get("messages")
     several = isinstance(messages, list) and set(map(type, messages)) == {list}
     return messages if several else None
+
+
+class Mistral(ChatCompletions):
+    """Mistral's `/fim/completions`, which is asked with a text, and `/agents/completions`.
+
+    Replies are those of chats; a content may be a list there, with reasoning as `thinking` parts.
+    """
+
+    provider = "mistral_ai"
+    paths = ("/fim/completions", "/agents/completions")
+    context = ("tools", "suffix", "agent_id")
