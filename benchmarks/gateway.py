@@ -39,6 +39,9 @@ ASK = {
 EVENTS, PAUSE = 20, 0.25
 LARGE = reply({"messages": []}).body
 """The reply to a request that asks for log-probabilities: 50 KB."""
+SECRET = "benchmark"
+AUTHORIZATION = {"authorization": f"Bearer {SECRET}"}
+"""What the control API of the gateway asks for."""
 _stamp = re.compile(rb'"sent":(\d+)').findall
 
 
@@ -147,7 +150,8 @@ def process(
     """A process of this file while the block runs. options: those of the gateway."""
     arguments = [sys.executable, __file__, "--part", part, str(port), upstream, *options]
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(arguments, stdout=quiet, stderr=quiet) as running:
+    environment = {**os.environ, "OTEL_ROLLOUT_SECRET": SECRET}
+    with subprocess.Popen(arguments, stdout=quiet, stderr=quiet, env=environment) as running:
         try:
             yield running
         finally:
@@ -183,7 +187,8 @@ async def until_up(session: aiohttp.ClientSession, url: str) -> None:
 
 async def base_url_of(session: aiohttp.ClientSession, root: str) -> str:
     """The base URL of a rollout that is begun at the gateway."""
-    async with session.post(f"{root}/rollouts", json={"name": "benchmark"}) as response:
+    asked = session.post(f"{root}/rollouts", json={"name": "benchmark"}, headers=AUTHORIZATION)
+    async with asked as response:
         return str((await response.json())["openai_base_url"])
 
 
@@ -191,7 +196,8 @@ async def end_rollout(session: aiohttp.ClientSession, root: str, base_url: str) 
     """End the rollout that the token in a base URL names."""
     token = base_url.split("/r/")[1].split("/")[0]
     rollout_id = urlsafe_b64decode(token + "=" * (-len(token) % 4))[9:25].hex()
-    async with session.delete(f"{root}/rollouts/{rollout_id}") as response:
+    asked = session.delete(f"{root}/rollouts/{rollout_id}", headers=AUTHORIZATION)
+    async with asked as response:
         assert response.status == 200, response.status
 
 
