@@ -66,9 +66,9 @@ test-trainers: .venv-trainers/.ready  ## exporters/, each against its real train
 	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/otel_rollout_*
 	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
 	# A process each: ART changes transformers for all that runs in its process, verl other things.
-	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
-		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore -m "not ray" $$tests; \
-	done
+	printf '%s\n' $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)) | $(OFFLINE) xargs -P 2 -I TESTS sh -c ' \
+		out=$$(.venv-trainers/bin/python -m pytest -q -W ignore -m "not ray" TESTS 2>&1) || failed=1; \
+		echo "$$out"; exit $${failed:-0}'
 
 test-ray: .venv-trainers/.ready  ## exporters/ on a real Ray of this machine; minutes; not in .ci/run
 	$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore -m ray $(or $(TESTS),$(EXPORTERS:/pyproject.toml=))
