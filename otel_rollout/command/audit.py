@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from otel_rollout.errors import RolloutError
 from otel_rollout.evidence import Audit, Head
-from otel_rollout.kafka import spans_at
+from otel_rollout.kafka import audit_topic
 from otel_rollout.receive import audit_journal, is_journal
-from otel_rollout.spans import SpanRecord, as_records
+from otel_rollout.spans import as_records
 from otel_rollout.terminal import escaped, note, sentence_about
 from otel_rollout.view import NeverEnded, Sources, is_of_starts, note_unreadable
 from otel_rollout.wire import dumps
@@ -50,16 +50,12 @@ def _read(names: Sequence[str], found: Audit) -> int:
         audit_journal(Path(journal), found, sources.report)
     found.started.join(NeverEnded(starts, sources.report).records)
     for topic in topics:
-        _see(spans_at(topic, sources.report), found)
+        audit_topic(topic, found, sources.report)
     of: Callable[..., Head] = Head.of
     for each in sources.found_or_records(of):
         if isinstance(each, Head):
             found.add_trajectory(each)
         else:
-            _see([each], found)
+            for record in as_records([each]):
+                found.see(record)
     return sources.errors
-
-
-def _see(records: Iterable[SpanRecord], found: Audit) -> None:
-    for record in as_records(records):
-        found.see(record)

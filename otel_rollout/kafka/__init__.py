@@ -3,4 +3,4 @@
 from otel_rollout.kafka.groups import KafkaGroup as KafkaGroup
 from otel_rollout.kafka.groups import KafkaGroups as KafkaGroups
 from otel_rollout.kafka.rebuilder import Rebuilder as Rebuilder
-from otel_rollout.kafka.spans import spans_at as spans_at
+from otel_rollout.kafka.spans import audit_topic as audit_topic

@@ -17,6 +17,8 @@ logger = logging.getLogger("otel_rollout")
 SPANS = "spans"
 TRAJECTORIES = "trajectories"
 """Topics, unless others are named."""
+LATE_REWARDS = "late-rewards"
+"""Header of a record of rewards among trajectories; its value is the id of their rollout."""
 SECONDS = 30.0
 """How long brokers may take to answer."""
 _AWAY_SECONDS = 600.0
@@ -117,6 +119,17 @@ def place_of(message: Message) -> tuple[int, int]:
     assert partition is not None
     assert offset is not None
     return partition, offset
+
+
+def key_of(message: Message) -> str:
+    """The key of a record of trajectories."""
+    return (message.key() or b"").decode(errors="replace")
+
+
+def is_of_rewards(message: Message) -> bool:
+    """True for a record of rewards, False for one of a trajectory."""
+    headers: Any = message.headers() or ()
+    return any(name == LATE_REWARDS for name, _ in headers)
 
 
 def _reason(error: Any) -> str:

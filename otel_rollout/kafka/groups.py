@@ -16,11 +16,19 @@ from otel_rollout.kafka.brokers import (
     answered,
     client,
     consumer,
+    is_of_rewards,
+    key_of,
     partitions,
     place_of,
     received,
 )
-from otel_rollout.kafka.open_groups import OpenGroup, OpenGroups, Resume
+from otel_rollout.kafka.open_groups import (
+    LateReward,
+    OpenGroup,
+    OpenGroups,
+    Resume,
+    rewards_of,
+)
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -56,9 +64,13 @@ class KafkaGroups:
     any former one. Without `start`, the consumers of one `name` share the partitions, and go on
     after what they `commit`; groups may come again then, when one was stopped.
 
+    A reward that was set after its rollout's end counts if it comes before its group is given; one
+    that comes later, or of an unknown rollout, is logged.
+
     brokers: `HOST:PORT`, several with commas.
     start: position to go on from; a partition that it lacks is read from its beginning.
-    group_seconds: how long after its last record a group that is not whole is given. None: never.
+    group_seconds: how long after its last record a group that is not whole is given, and a reward
+        whose rollout did not come is given up. None: never.
     idle_seconds: end when nothing has come for so long. None: wait for more.
     settings: further settings of librdkafka, such as those of `security.protocol`.
     ConfigurationError if no broker answers, or there is no such topic.
@@ -113,6 +125,8 @@ class KafkaGroups:
                 for number, groups in list(self._partitions.items()):
                     for group in groups.due(now, self._group_seconds):
                         yield self._give(number, group)
+                    for reward in groups.due_rewards(now, self._group_seconds):
+                        _log_late(reward, "and its rollout did not")
 
     @property
     def position(self) -> Position:
@@ -121,10 +135,14 @@ class KafkaGroups:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of open groups, of records that came again, and of those that came too late."""
+        """Numbers of open groups, and of rewards whose rollouts did not come.
+
+        Those of trajectories and rewards that came again, and that came too late.
+        """
         every = self._partitions.values()
         return {
             "open": sum(map(len, every)),
+            "lone_rewards": sum(len(each.lone_rewards) for each in every),
             "copies": sum(each.copies for each in every),
             "late": sum(each.late for each in every),
         }
@@ -147,9 +165,14 @@ class KafkaGroups:
         number, offset = place_of(message)
         if (groups := self._partitions.get(number)) is None:
             return  # it was taken away meanwhile
-        key = (message.key() or b"").decode(errors="replace")
+        key = key_of(message)
         where = f"{self._topic}, partition {number}, offset {offset}"
         try:
+            if is_of_rewards(message):
+                for reward in rewards_of(message.value() or b""):
+                    if groups.add_reward(reward, offset, now) == "late":
+                        _log_late(reward, "when its group had been given")
+                return
             trajectory = Trajectory.from_json(message.value() or b"")
         except SpanFormatError as error:
             logger.warning("%s: no trajectory: %s", where, error)
@@ -179,3 +202,8 @@ class KafkaGroups:
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
         for place in places:
             self._partitions.pop(place.partition, None)
+
+
+def _log_late(reward: LateReward, why: str) -> None:
+    late = reward.late
+    logger.warning("rollout %s: a reward came, %s: %.200s", late.rollout, why, late.reward)

@@ -1,22 +1,85 @@
 """The groups of one partition of trajectories: which are open, and which were given. Pure.
 
-A record comes at least once. What is here makes of it: each group once, and where to go on so that
-none is lost and none comes again.
+A record comes at least once. What is here makes of it: each group once, with the rewards that came
+before it was whole, and where to go on so that none is lost and none comes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
+import msgspec
+from msgspec import Struct
+
+from otel_rollout import semconv as sc
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.evidence import Late, rollout_of
 from otel_rollout.export import groups_not_whole
+from otel_rollout.rebuild import apply_rewards
+from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Trajectory
 
 Came = Literal["new", "copy", "late"]
 """What a record is: of an open group; a copy; of a group that was given without it."""
 _REMEMBERED = 1_000
 """Groups that were given and are known again, besides those with records that are read again."""
+_READ = sc.REWARD, sc.REWARD_NUMBER, sc.GEN_AI_EVALUATION_NAME
+
+
+class LateReward(Struct, frozen=True, omit_defaults=True):
+    """A reward on a span of its own, as it is in a record."""
+
+    rollout: str
+    trace: str
+    span: str
+    time_ns: int
+    attributes: dict[str, str | int]
+    """Those that `apply_rewards` reads."""
+    cut: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, record: SpanRecord) -> LateReward:
+        """That of a span, as `as_record` gives it."""
+        found = ((name, record.attributes.get(name)) for name in _READ)
+        attributes = {name: value for name, value in found if isinstance(value, str | int)}
+        place = rollout_of(record) or "", *record.key, record.start_time_ns
+        return cls(*place, attributes, tuple(sorted(record.cut)))
+
+    @property
+    def key(self) -> str:
+        """What names the span."""
+        return f"{self.trace}/{self.span}"
+
+    @property
+    def late(self) -> Late:
+        """That it came late."""
+        reward = self.attributes.get(sc.REWARD)
+        return Late(self.rollout, self.span, None if reward is None else str(reward))
+
+    def as_record(self) -> SpanRecord:
+        """As much of the span as `apply_rewards` reads."""
+        place = self.trace, self.span, None, self.time_ns, self.time_ns
+        cut = frozenset(self.cut)
+        return SpanRecord("", *place, self.attributes, cut=cut, is_checked=True)
+
+
+class _Rewards(Struct):
+    late_rewards: list[LateReward]
+
+
+def value_of(rewards: Sequence[LateReward]) -> bytes:
+    """The value of a record of rewards, JSON."""
+    return msgspec.json.encode(_Rewards([*rewards]))
+
+
+def rewards_of(value: bytes) -> list[LateReward]:
+    """The rewards of a record. SpanFormatError if it has none."""
+    try:
+        return msgspec.json.decode(value, type=_Rewards).late_rewards
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SpanFormatError(f"no late rewards: {error}") from None
 
 
 class Given(TypedDict):
@@ -26,6 +89,16 @@ class Given(TypedDict):
     """Offset of the last record of it that was seen."""
     ids: list[str]
     """Its rollouts."""
+    rewards: list[str]
+    """The keys of the late rewards that are known of it."""
+
+
+class _Waiting(NamedTuple):
+    """A reward that is not in a given group."""
+
+    reward: LateReward
+    offset: int
+    came: float
 
 
 class Resume(TypedDict):
@@ -82,11 +155,16 @@ class OpenGroups:
     def __init__(self, offset: int = 0, resume: Resume | None = None) -> None:
         self._next = resume["offset"] if resume else offset
         self._open: dict[str, OpenGroup] = {}
-        self._given: dict[str, Given] = (
-            {key: each.copy() for key, each in resume["given"].items()} if resume else {}
-        )
+        self._given: dict[str, Given] = {}
+        self._group_of: dict[str, str] = {}
+        """The keys of the groups that the rollouts are in."""
+        self._rewards: dict[str, dict[str, _Waiting]] = {}
+        """Those of rollouts that are in no given group, each by its key."""
+        for key, each in (resume["given"] if resume else {}).items():
+            self._given[key] = {**each, "rewards": each.get("rewards", [])}  # or written before
+            self._group_of |= dict.fromkeys(each["ids"], key)
         self.copies = self.late = 0
-        """Records that came again, and those of groups that were given without them."""
+        """Trajectories and rewards that came again, and those of groups that were given before."""
 
     def __len__(self) -> int:
         """Number of open groups."""
@@ -97,20 +175,40 @@ class OpenGroups:
         self._next = max(self._next, offset + 1)
         if (given := self._given.get(key)) is not None:
             given["last"] = max(given["last"], offset)
-            if trajectory.id in given["ids"]:
-                self.copies += 1
-                return "copy"
-            self.late += 1
-            return "late"
+            return self._counted("copy" if trajectory.id in given["ids"] else "late")
         group = self._open.get(key)
         if group is None:
             group = self._open[key] = OpenGroup(key, offset, now)
         if trajectory.id in group.trajectories:
-            self.copies += 1
-            return "copy"
+            return self._counted("copy")
         group.last = now
         group.trajectories[trajectory.id] = trajectory
+        self._group_of[trajectory.id] = key
         return "new"
+
+    def add_reward(self, reward: LateReward, offset: int, now: float) -> Came:
+        """Take in a reward of the record at an offset; its trajectory may come after it."""
+        self._next = max(self._next, offset + 1)
+        group = self._group_of.get(reward.rollout, "")
+        if (given := self._given.get(group)) is not None:
+            given["last"] = max(given["last"], offset)
+            if reward.key in given["rewards"]:
+                return self._counted("copy")
+            given["rewards"] = [*given["rewards"], reward.key]  # a position may have the other
+            return self._counted("late")
+        of_one = self._rewards.setdefault(reward.rollout, {})
+        known = of_one.get(reward.key)
+        if known is not None and (reward.cut or not known.reward.cut):
+            return self._counted("copy")
+        of_one[reward.key] = _Waiting(reward, known.offset if known else offset, now)
+        if group in self._open:
+            self._open[group].last = now
+        return "new"
+
+    def _counted(self, came: Came) -> Came:
+        self.copies += came == "copy"
+        self.late += came == "late"
+        return came
 
     def skip(self, offset: int) -> None:
         """The record at this offset is none of a trajectory."""
@@ -129,18 +227,51 @@ class OpenGroups:
 
     def give(self, group: OpenGroup) -> None:
         """The group is given: what comes of it from now on is a copy, or late."""
+        rewards = list[str]()
+        for trajectory in group.trajectories.values():
+            if found := self._rewards.pop(trajectory.id, None):
+                apply_rewards(
+                    (each.reward.as_record() for each in found.values()), trajectory.all_rewards
+                )
+                rewards += found
         del self._open[group.key]
-        self._given[group.key] = {"last": self._next - 1, "ids": [*group.trajectories]}
+        ids = [*group.trajectories]
+        self._given[group.key] = {"last": self._next - 1, "ids": ids, "rewards": rewards}
         low = self._low
         while len(self._given) > _REMEMBERED:
             oldest = next(iter(self._given))
             if self._given[oldest]["last"] >= low:
                 break
-            del self._given[oldest]
+            for id_ in self._given.pop(oldest)["ids"]:
+                if self._group_of.get(id_) == oldest:
+                    del self._group_of[id_]
+
+    @property
+    def lone_rewards(self) -> list[LateReward]:
+        """The rewards of rollouts that did not come."""
+        every = self._rewards.items()
+        lone = (of_one.values() for id_, of_one in every if id_ not in self._group_of)
+        return [each.reward for of_one in lone for each in of_one]
+
+    def due_rewards(self, now: float, seconds: float) -> list[LateReward]:
+        """The rewards whose rollouts did not come for so long; they are not waited for longer."""
+        due = [
+            reward
+            for reward in self.lone_rewards
+            if now - self._rewards[reward.rollout][reward.key].came >= seconds
+        ]
+        for reward in due:
+            self._counted("late")
+            del self._rewards[reward.rollout][reward.key]
+            if not self._rewards[reward.rollout]:
+                del self._rewards[reward.rollout]
+        return due
 
     @property
     def _low(self) -> int:
-        return min((group.first for group in self._open.values()), default=self._next)
+        needed = [group.first for group in self._open.values()]
+        needed += (each.offset for of_one in self._rewards.values() for each in of_one.values())
+        return min(needed, default=self._next)
 
     @property
     def resume(self) -> Resume:

@@ -7,6 +7,8 @@ oldest spans that no mark covers; whoever has the partition next reads the marks
 the spans. A kill between a trajectory and its mark writes it twice; `KafkaGroups` gives it once.
 
 A rollout inside another one is written before that one, with its key, which is that of the group.
+Rewards on spans of their own go the same way, each in a record of its own, before the trajectory
+that has them or after it: `KafkaGroups` applies those that no trajectory has.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ import logging
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.evidence import Verdict, rollout_of
+from otel_rollout.evidence import rollout_of
 from otel_rollout.journal import Journal
 from otel_rollout.kafka.brokers import (
+    LATE_REWARDS,
     SECONDS,
     SPANS,
     TRAJECTORIES,
@@ -36,7 +38,8 @@ from otel_rollout.kafka.brokers import (
     producer,
     received,
 )
-from otel_rollout.kafka.spans import DONE, At, Partition, Ready, done_of, marks_between
+from otel_rollout.kafka.open_groups import LateReward, value_of
+from otel_rollout.kafka.spans import DONE, At, Partition, Ready, done_of, is_reward, marks_between
 from otel_rollout.otlp import read_protobuf
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.spans import SpanRecord, as_record
@@ -102,7 +105,8 @@ class Rebuilder:
         self._is_closed = False
         self.counts = Counter[str]()
         """Spans by `Verdict`; trajectories that were `written`, and `incomplete` ones of them;
-        rollouts that `never_ended`; `unreadable` records; offsets that were `deleted` unread."""
+        rollouts that `never_ended`; late `rewards`; `unreadable` records; offsets that were
+        `deleted` unread."""
         self._consumer.subscribe(
             [spans], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
@@ -155,7 +159,8 @@ class Rebuilder:
             read, self._journal.append(values), strict=True
         ):
             partition, at = self._partitions[number], At(offset, place)
-            self.counts.update(self._added(partition, record, at) for record in records)
+            for record in records:
+                self._add(number, partition, record, at)
             if at not in partition.rollouts.held:
                 self._journal.release([place])
 
@@ -192,15 +197,12 @@ class Rebuilder:
                 self._partitions[number].rollouts.move(moved)
             self._journal.release(piece)
 
-    @staticmethod
-    def _added(partition: Partition, record: SpanRecord, at: At) -> Verdict:
-        verdict = partition.add(record, at)
-        if verdict == "late" and (reward := record.text(sc.REWARD)) is not None:
-            logger.warning(
-                "rollout %s: a reward came when its trajectory was written, or came again: %.200s",
-                *(rollout_of(record), reward),
-            )
-        return verdict
+    def _add(self, number: int, partition: Partition, record: SpanRecord, at: At) -> None:
+        key = partition.apart(record)
+        if key is None:
+            self.counts[partition.add(record, at)] += 1
+        elif key:
+            self._send_on(number, partition, key, [LateReward.of(record)], at.offset)
 
     def _records(self, message: Message) -> list[SpanRecord]:
         try:
@@ -216,7 +218,10 @@ class Rebuilder:
     def _write(self, number: int, partition: Partition, ready: Ready) -> None:
         """Write the trajectory of a rollout, then its mark."""
         head = ready.unit.heads[0]
-        found = self._trajectory_of(ready)
+        found, rewards = self._trajectory_of(ready)
+        if rewards:
+            first = min(at.offset for at in ready.unit.places)
+            self._send_on(number, partition, ready.key, rewards, first)
         if found is None:
             self.counts["never_ended"] += 1
             logger.warning(
@@ -248,16 +253,46 @@ class Rebuilder:
 
         self._produce(self._trajectories, value, written, key=ready.key)
 
-    def _trajectory_of(self, ready: Ready) -> Trajectory | None:
-        """The trajectory of a rollout; None if nothing but its start, or rewards, came."""
-        records = list[SpanRecord]()
+    def _trajectory_of(self, ready: Ready) -> tuple[Trajectory | None, list[LateReward]]:
+        """The trajectory of a rollout, and its late rewards, which may be in it or not.
+
+        None if nothing but its start, or rewards, came.
+        """
+        head, records = ready.unit.heads[0], list[SpanRecord]()
         for at in ready.unit.places:
-            records += read_protobuf(self._journal.read(at.place))
-        head = ready.unit.heads[0]
+            records += map(as_record, read_protobuf(self._journal.read(at.place)))
+        own = (r for r in records if is_reward(r) and rollout_of(r) == head.rollout)
+        rewards = [*map(LateReward.of, own), *ready.rewards]
         for found in reconstruct(records):
             if found.id == head.rollout and (head.ended or found.completions):
-                return found
-        return None
+                return found, rewards
+        return None, rewards
+
+    def _send_on(
+        self,
+        number: int,
+        partition: Partition,
+        key: str,
+        rewards: Sequence[LateReward],
+        offset: int,
+    ) -> None:
+        """Write rewards for whoever has their trajectory; their spans are needed until then."""
+        rollout_id = rewards[0].rollout
+        partition.sending[offset] += 1
+
+        def write() -> None:
+            headers = [(LATE_REWARDS, rollout_id.encode())]
+            self._produce(self._trajectories, value_of(rewards), sent, key=key, headers=headers)
+
+        def sent(error: KafkaError | None, _: Any) -> None:
+            if error is None:
+                self.counts["rewards"] += len(rewards)
+                partition.sent(offset)
+                return
+            logger.error("rewards of rollout %s were refused by Kafka (%s)", rollout_id, error)
+            self._later(partition, number, write)
+
+        write()
 
     def _mark(self, number: int, partition: Partition, ready: Ready) -> None:
         """Note that a trajectory is written; then its spans are not needed any more."""

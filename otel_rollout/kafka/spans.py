@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from msgspec.structs import replace
+
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError, SpanFormatError
-from otel_rollout.evidence import Head, OpenRollouts, Unit, Verdict, rollout_of
+from otel_rollout.evidence import Audit, Head, OpenRollouts, Unit, Verdict, rollout_of
 from otel_rollout.journal import Place
-from otel_rollout.kafka.brokers import SECONDS, client, consumer, partitions, received
+from otel_rollout.kafka.brokers import (
+    SECONDS,
+    client,
+    consumer,
+    is_of_rewards,
+    key_of,
+    partitions,
+    place_of,
+    received,
+)
+from otel_rollout.kafka.open_groups import LateReward, OpenGroups, rewards_of
 from otel_rollout.otlp import read_protobuf
-from otel_rollout.spans import SpanRecord
-from otel_rollout.trajectory import UNREADABLE
+from otel_rollout.spans import SpanRecord, as_records
+from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.wire import loads
 
 if TYPE_CHECKING:
@@ -40,6 +52,8 @@ class Ready(NamedTuple):
     unit: Unit[At]
     key: str
     """That of its group, or of the outermost rollout around it."""
+    rewards: list[LateReward]
+    """Those that came after its spans were collected."""
 
 
 class Partition:
@@ -67,6 +81,10 @@ class Partition:
         """Those of them that were whole, or out of time."""
         self._waiting: dict[str, tuple[float, Unit[At]]] = {}
         """Rollouts that wait for the one around them, or for those inside, and since when."""
+        self._rewards: dict[str, list[LateReward]] = {}
+        """What came meanwhile of them."""
+        self.sending = Counter[int]()
+        """The offsets of rewards that are being sent on."""
         self.rollouts: OpenRollouts[At] = OpenRollouts(
             rollout_seconds=rollout_seconds,
             group_seconds=None,
@@ -76,7 +94,7 @@ class Partition:
     @property
     def low(self) -> int:
         """The offset of the oldest spans that are needed."""
-        return min((at.offset for at in self.rollouts.held), default=self.next)
+        return min((*(at.offset for at in self.rollouts.held), *self.sending), default=self.next)
 
     def tick(self, end: int | None, now: float) -> bool:
         """The partition ends at this offset at this time. None: no broker answers.
@@ -101,6 +119,28 @@ class Partition:
             elif (around := record.text(sc.ROLLOUT_PARENT_ID)) and around not in self._done:
                 self._here.setdefault(around, set()).add(id_)
         return verdict
+
+    def apart(self, record: SpanRecord) -> str | None:
+        """The key with which a reward is sent on, in no trajectory.
+
+        "": it goes with its trajectory, later. None: it is to be added, as any other span.
+        """
+        id_ = rollout_of(record)
+        if id_ is None or not is_reward(record) or self.rollouts.is_waiting(id_):
+            return None
+        if id_ in self.keys:
+            return self.keys[id_]
+        if self.rollouts.is_open(id_):
+            self._rewards.setdefault(id_, []).append(LateReward.of(record))
+            return ""
+        if sc.REWARD_NUMBER in record.attributes or sc.REWARD_NUMBER in record.cut:
+            return None  # its process counts it, and sends the rollout in the same trace
+        names = sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_OUTER_GROUP_ID
+        return next(filter(None, map(record.text, names)), id_)
+
+    def sent(self, offset: int) -> None:
+        """A reward of the record at this offset is sent on."""
+        self.sending -= Counter([offset])
 
     def ready(self, *, is_tick: bool) -> Iterator[Ready]:
         """The rollouts to be written: those inside another one before it, all with its key.
@@ -136,7 +176,8 @@ class Partition:
         for _, inside in list(self._waiting.values()):
             if self._around(inside.heads[0]) == head.rollout:
                 yield from self._with_inside(inside)
-        yield Ready(unit, self.keys[head.rollout])
+        rewards = self._rewards.pop(head.rollout, [])
+        yield Ready(unit, self.keys[head.rollout], rewards)
 
     @staticmethod
     def _around(head: Head) -> str | None:
@@ -162,6 +203,11 @@ class Partition:
             self.keys.pop(oldest, None)
 
 
+def is_reward(record: SpanRecord) -> bool:
+    """True for the span of a reward that was set after its rollout's end."""
+    return sc.REWARD in record.attributes or sc.REWARD in record.cut
+
+
 def done_of(message: Message) -> dict[str, str]:
     """The rollouts that a message marks as written, with their keys."""
     found = {}
@@ -184,10 +230,13 @@ def marks_between(reader: Consumer, place: TopicPartition, end: int) -> dict[str
     return found
 
 
-def spans_at(address: str, on_error: Callable[[SpanFormatError], None]) -> Iterator[SpanRecord]:
-    """The spans that are in a topic by now: `kafka://HOST:PORT,.../TOPIC?KEY=VALUE&...`.
+def audit_topic(address: str, audit: Audit, on_error: Callable[[SpanFormatError], None]) -> None:
+    """Let an audit know what is in a topic by now, of spans or of trajectories.
 
-    The keys are settings of librdkafka. on_error: called for each record that has no spans.
+    Of trajectories it reports what a trainer without time-outs finds late.
+
+    address: `kafka://HOST:PORT,.../TOPIC?KEY=VALUE&...`; the keys are settings of librdkafka.
+    on_error: called for each record that has neither.
     ConfigurationError if no broker answers, or there is no such topic.
     """
     parts = urlsplit(address)
@@ -198,16 +247,37 @@ def spans_at(address: str, on_error: Callable[[SpanFormatError], None]) -> Itera
     try:
         for place in partitions(reader, parts.path.strip("/")):
             place.offset, end = reader.get_watermark_offsets(place, SECONDS)
+            groups = OpenGroups()
             for message in _between(reader, place, end):
                 try:
-                    yield from read_protobuf(message.value() or b"")
+                    _audit_record(message, audit, groups)
                 except SpanFormatError as error:
                     where = f"partition {place.partition}, offset {message.offset()}"
                     on_error(SpanFormatError(f"{address}, {where}: {error}"))
+            for reward in groups.lone_rewards:
+                audit.add_late(reward.late)
     except client().KafkaException as error:
         raise ConfigurationError(f"{address} cannot be read: {error.args[0].str()}") from None
     finally:
         reader.close()
+
+
+def _audit_record(message: Message, audit: Audit, groups: OpenGroups) -> None:
+    value, (_, offset) = message.value() or b"", place_of(message)
+    if is_of_rewards(message):
+        for reward in rewards_of(value):
+            if groups.add_reward(reward, offset, 0.0) == "late":
+                audit.add_late(reward.late)
+    elif value[:1] == b"{":
+        trajectory = Trajectory.from_json(value)
+        key = key_of(message)
+        is_late = groups.add(key, trajectory, offset, 0.0) == "late"
+        audit.add_trajectory(replace(Head.of(trajectory), is_extra=is_late))
+        if (group := groups.ready(key)) is not None:
+            groups.give(group)
+    else:
+        for record in as_records(read_protobuf(value)):
+            audit.see(record)
 
 
 def _between(reader: Consumer, place: TopicPartition, end: int) -> Iterator[Message]:

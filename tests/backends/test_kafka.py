@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,7 +19,13 @@ from typing import Any
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
+from otel_rollout import (
+    JsonlTrajectoryExporter,
+    Trajectory,
+    reconstruct,
+    record_reward,
+    rollout,
+)
 from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
 from otel_rollout.testing import Reply
 from tests.backends.deployed import endpoint, here, kafka_collector, rebuilder
@@ -124,6 +131,63 @@ def test_nothing_is_lost_in_silence(kafka: Broker, programs: list[Program], tmp_
     assert len(found) == len({each.group.id for each in found}) == groups
     assert len(came) == len(truth) == 2 * SIZE * groups
     assert all(truth[t.id] == t for t in came)
+
+
+@pytest.mark.not_replayed("the process does not know the rewards that others set")
+def test_a_late_reward_counts_until_its_group_is_given(
+    recording: Recording, kafka: Broker, programs: list[Program], tmp_path: Path
+) -> None:
+    """Whichever rebuilder has it, and however often that is killed."""
+    workers = [rebuilder(tmp_path / f"rebuilder-{n}", kafka.address).start() for n in range(2)]
+    programs += workers
+    producer = import_module("confluent_kafka").Producer({"bootstrap.servers": kafka.address})
+
+    def sends(*spans: Any) -> None:
+        for span in spans:
+            value = encode_spans([span]).SerializeToString()
+            producer.produce("spans", value, f"{span.context.trace_id:032x}")
+        producer.flush(30)
+
+    def until(records: int) -> None:
+        deadline = time.monotonic() + 90
+        while kafka.records("trajectories") < records and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    for group, index in itertools.product(range(20), range(2)):
+        with rollout("agent", group_id=f"g{group}", group_size=2, sample_index=index):
+            pass
+    live = {t.id: t for t in recording.trajectories}
+    last = {t.trace_id for t in live.values() if t.sample_index == 1}
+    first = [s for s in recording.spans if f"{s.context.trace_id:032x}" not in last]
+    ends = [s for s in recording.spans if s not in first]
+    sends(*first)
+    until(20)
+    for number, (id_, each) in enumerate(live.items()):
+        record_reward(number / 8, trajectory=id_, group_id=each.group_id)
+    rewards = recording.spans_named("evaluate")
+    for number, reward in enumerate(rewards):
+        sends(reward, reward)
+        if number % 16 == 8:
+            workers[number // 16 % 2].kill()
+            workers[number // 16 % 2].start()
+    until(20 + len(rewards))
+    time.sleep(15)
+    sends(*ends)
+    found = groups_of(kafka, {}, 40)
+    came = [t for each in found for t in each.group]
+    assert [each.missing for each in found] == [[]] * 20
+    expected = reconstruct(recording.spans)
+    assert sorted(came, key=lambda t: t.id) == sorted(expected, key=lambda t: t.id)
+    assert {t.id: t.reward for t in came} == {id_: n / 8 for n, id_ in enumerate(live)}
+    record_reward(1.0, trajectory=came[0].id, name="too late", group_id=came[0].group_id)
+    sends(recording.spans_named("evaluate")[-1])
+    time.sleep(20)
+    command = [str(Path(sys.executable).with_name("otel-rollout")), "audit", "--json"]
+    command += [f"kafka://{kafka.address}/{topic}" for topic in ("spans", "trajectories")]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    audit = json.loads(shown.stdout)
+    assert audit["announced"] == audit["ended"] == audit["whole"] == 40
+    assert [each["rollout"] for each in audit["late"]] == [came[0].id]
 
 
 def test_a_trajectory_over_the_limit_is_kept(

@@ -36,13 +36,15 @@ def send(cluster: Any, topic: str, spans: Any) -> None:
     cluster.flush(10)
 
 
-def rebuild(brokers: str, topics: dict[str, str], count: int) -> dict[str, int]:
+def rebuild(
+    brokers: str, topics: dict[str, str], count: int, what: str = "written"
+) -> dict[str, int]:
     """Run one process until so many trajectories are written; what it counted."""
     rebuilder = Rebuilder(
         brokers, spans=topics["spans"], trajectories=topics["trajectories"], settings=SETTINGS
     )
     deadline = time.monotonic() + 30
-    while rebuilder.counts["written"] < count and time.monotonic() < deadline:
+    while rebuilder.counts[what] < count and time.monotonic() < deadline:
         rebuilder.run_once(0.05)
     rebuilder.close()
     return dict(rebuilder.counts)

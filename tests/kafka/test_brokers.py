@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import ConfigurationError, reconstruct, record_reward, rollout
+from otel_rollout import semconv as sc
 from otel_rollout.command import main
 from otel_rollout.kafka import KafkaGroups, Rebuilder
 from tests.kafka.brokers import SETTINGS, groups, play, rebuild, send
@@ -90,34 +91,62 @@ def test_marks_keep_what_is_written_from_being_written_again(
     assert sorted(map(str, keys)) == ["None", "g0", "g1"]
 
 
-def test_a_reward_that_comes_late_is_logged(
+@pytest.mark.not_replayed("the process does not know the rewards that others set")
+def test_a_late_reward_counts_until_its_group_is_given(
     recording: Recording,
+    clients: Clients,
     cluster: Any,
     brokers: str,
     topics: dict[str, str],
     caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """When the trajectory was written; or by its id alone, perhaps in another partition."""
-    with rollout("x") as trajectory:
-        pass
-    record_reward(0.25, trajectory=trajectory)
-    (own,) = recording.spans_named("invoke_agent")
-    (reward,) = recording.spans_named("evaluate")
-    send(cluster, topics["spans"], [own])
-    rebuild(brokers, topics, 1)
-    record_reward(0.75, trajectory="a" * 32)
-    (by_id,) = [span for span in recording.spans_named("evaluate") if span is not reward]
-    send(cluster, topics["spans"], [reward, by_id])
-    options: dict[str, Any] = {**topics, "rollout_seconds": 0.1, "settings": SETTINGS}
-    rebuilder = Rebuilder(brokers, **options)
-    deadline = time.monotonic() + 30
-    while rebuilder.counts["never_ended"] < 1 and time.monotonic() < deadline:
-        rebuilder.run_once(0.05)
-    rebuilder.close()
-    assert f"rollout {trajectory.id}: a reward came when its trajectory" in caplog.text
-    assert "0.25" in caplog.text
-    assert "only its start, or a reward, came here; {" in caplog.text
-    assert "0.75" in caplog.text
+    """Before and after its trajectory is written, in its trace or another, by another rebuilder.
+
+    A reader that goes on from any position has the same; what comes too late is in an audit.
+    """
+    play(recording, clients)
+    live, spans = {t.id: t for t in recording.trajectories}, recording.spans
+    first, *_ = g0 = [t for t in live.values() if t.group_id == "g0"]
+    inner = next(t for t in live.values() if t.parent_id == first.id)
+    record_reward(0.75, trajectory=g0[1].id, name="early", group_id="g0")
+    (early,) = recording.spans_named("evaluate")
+    others = {t.trace_id for t in live.values() if t.group_id == "g1"}
+    last = next(s for s in spans if s.attributes and s.attributes.get(sc.ROLLOUT_ID) == g0[1].id)
+    of_g0 = [s for s in spans if f"{s.context.trace_id:032x}" not in others and s is not last]
+    send(cluster, topics["spans"], [early, *of_g0, early])
+    rebuild(brokers, topics, 2)
+    record_reward(0.25, trajectory=first)
+    record_reward(0.5, trajectory=inner)
+    record_reward(0.125, trajectory=first.id, name="judge", group_id="g0")
+    late = [s for s in recording.spans_named("evaluate") if s is not early]
+    send(cluster, topics["spans"], [*late, *late])
+    assert rebuild(brokers, topics, 6, "rewards")["rewards"] == 6
+    send(cluster, topics["spans"], [last])
+    rebuild(brokers, topics, 2)
+    record_reward(0.0625, trajectory=first.id, name="too late", group_id="g0")
+    record_reward(0.03125, trajectory="a" * 32)
+    too_late = [s for s in recording.spans_named("evaluate") if s not in (early, *late)]
+    send(cluster, topics["spans"], too_late)
+    rebuild(brokers, topics, 2, "rewards")
+    (found,) = groups(brokers, topics)
+    came = [*found.group, *found.group.children]
+    expected = reconstruct([s for s in recording.spans if s not in too_late])
+    assert sorted(came, key=lambda t: t.id) == sorted(
+        (t for t in expected if t.trace_id not in others), key=lambda t: t.id
+    )
+    by_id = {t.id: t for t in came}
+    assert (by_id[first.id].reward, by_id[inner.id].reward) == (0.25, 0.5)
+    assert by_id[first.id].rewards == {"judge": 0.125}
+    assert by_id[g0[1].id].rewards == {"early": 0.75}
+    assert f"rollout {first.id}: a reward came, when its group had been given: " in caplog.text
+    assert "0.0625" in caplog.text
+    assert main(["audit", "--json", f"kafka://{brokers}/{topics['trajectories']}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ended"] == report["whole"] == 4
+    assert sorted((e["rollout"], e["group"]) for e in report["late"]) == sorted(
+        [(first.id, "g0"), ("a" * 32, None)]
+    )
 
 
 def test_what_is_no_span_is_counted(cluster: Any, brokers: str, topics: dict[str, str]) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_rollout import Trajectory
-from otel_rollout.kafka.open_groups import OpenGroups
+from otel_rollout import semconv as sc
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.kafka.open_groups import LateReward, OpenGroups, rewards_of, value_of
 
 Record = tuple[str, Trajectory]
+Given = tuple[str, dict[str, float | None]]
 
 
 def sample(
@@ -57,6 +61,102 @@ def test_each_group_comes_once_wherever_it_is_stopped(seed: int) -> None:
         resume = json.loads(json.dumps(groups.resume))
         groups, begin = OpenGroups(resume=resume), resume["offset"]
     assert sorted(found) == [(f"g{g}", [f"g{g}-0", f"g{g}-1"]) for g in range(8)]
+
+
+def reward(rollout: str, number: int, time: int, cut: tuple[str, ...] = ()) -> LateReward:
+    """A reward on the span of this number; its value is the number."""
+    attributes: dict[str, str | int] = {} if cut else {sc.REWARD: json.dumps({"value": number})}
+    return LateReward(rollout, "t" * 32, f"{number:016x}", time, attributes, cut)
+
+
+def read_all(groups: OpenGroups, records: list[Record | LateReward], first: int) -> list[Given]:
+    """As `read`, each group with the rewards of its rollouts."""
+    found = list[Given]()
+    for offset, record in enumerate(records, first):
+        if isinstance(record, LateReward):
+            groups.add_reward(record, offset, now=0.0)
+            continue
+        key, trajectory = record
+        groups.add(key, Trajectory.from_json(trajectory.to_json()), offset, now=0.0)
+        if (group := groups.ready(key)) is not None:
+            groups.give(group)
+            found.append((key, {id_: each.reward for id_, each in group.trajectories.items()}))
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_rewards_count_until_their_group_is_given(seed: int) -> None:
+    """Before their trajectories, or after, twice, out of order, wherever the reader is stopped."""
+    chance = random.Random(seed)
+    records: list[Record | LateReward] = [sample(f"g{g}", i) for g in range(4) for i in range(2)]
+    rollouts = [*(f"g{g}-{i}" for g in range(4) for i in range(2)), "unknown"]
+    records += [reward(chance.choice(rollouts), n, chance.randint(0, 99)) for n in range(12)]
+    chance.shuffle(records)
+    for record in chance.choices(records, k=6):
+        records.insert(chance.randint(records.index(record) + 1, len(records)), record)
+    came = {f"g{g}": max(records.index(sample(f"g{g}", i)) for i in range(2)) for g in range(4)}
+    counted, late = dict[str, list[LateReward]](), 0
+    for each in {r.key: r for r in records if isinstance(r, LateReward)}.values():
+        in_time = records.index(each) < came.get(each.rollout[:2], len(records))
+        counted.setdefault(each.rollout, []).extend([each] if in_time else [])
+        late += not in_time
+    truth = {
+        id_: float(int(max(each, key=lambda r: (r.time_ns, r.key)).span, 16)) if each else None
+        for id_, each in counted.items()
+    }
+    groups, found, begin, was_late = OpenGroups(), list[Given](), 0, 0
+    for stop in (*sorted(chance.choices(range(len(records)), k=4)), len(records)):
+        found += read_all(groups, records[begin:stop], begin)
+        was_late += groups.late
+        waiting = groups.lone_rewards
+        resume = json.loads(json.dumps(groups.resume))
+        groups, begin = OpenGroups(resume=resume), resume["offset"]
+    every = {id_: value for _, of_group in found for id_, value in of_group.items()}
+    assert every == {id_: truth.get(id_) for id_ in rollouts[:-1]}
+    assert was_late == late
+    assert {r.key for r in waiting} == {r.key for r in counted.get("unknown", [])}
+
+
+def test_a_reward_whose_rollout_does_not_come_is_given_up() -> None:
+    """It holds the offset back until then."""
+    groups = OpenGroups()
+    groups.add_reward(reward("x", 1, 1), 0, now=0.0)
+    groups.skip(1)
+    assert groups.resume["offset"] == 0
+    assert groups.due_rewards(9.0, 10.0) == []
+    assert groups.due_rewards(10.0, 10.0) == [reward("x", 1, 1)]
+    assert (groups.resume["offset"], groups.late, groups.lone_rewards) == (2, 1, [])
+
+
+def test_a_reward_that_was_cut_is_not_known() -> None:
+    """Nor is the one that it may have replaced; a whole copy is taken instead."""
+    groups, (key, trajectory) = OpenGroups(), sample(None, 0)
+    trajectory.reward = 1.0
+    cut = reward(trajectory.id, 2, 5, cut=(sc.REWARD,))
+    assert read_all(groups, [cut, (key, trajectory)], 0) == [(key, {trajectory.id: None})]
+    records: list[Record | LateReward] = [cut, reward(trajectory.id, 2, 5), (key, trajectory)]
+    assert read_all(OpenGroups(), records, 0) == [(key, {trajectory.id: 2.0})]
+
+
+def test_a_record_of_rewards_reads_as_it_was_written() -> None:
+    """And anything else is an error."""
+    some = [reward("x", 1, 1), reward("x", 2, 2, cut=(sc.REWARD,))]
+    assert rewards_of(value_of(some)) == some
+    for wrong in (b"", b"{}", b'{"late_rewards": [1]}', b"\xff"):
+        with pytest.raises(SpanFormatError, match="no late rewards"):
+            rewards_of(wrong)
+
+
+def test_a_position_without_rewards_is_read() -> None:
+    """As it was written before there were any."""
+    groups, records = OpenGroups(), [sample("a", 0), sample("a", 1)]
+    read(groups, records)
+    resume: Any = json.loads(json.dumps(groups.resume))
+    del resume["given"]["a"]["rewards"]
+    groups = OpenGroups(resume=resume)
+    assert groups.add_reward(reward("a-0", 1, 1), 2, 0.0) == "late"
+    assert groups.add_reward(reward("a-0", 1, 1), 3, 0.0) == "copy"
 
 
 def test_a_former_position_gives_the_same_again() -> None:
