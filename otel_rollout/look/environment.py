@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.util.re import parse_env_headers
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.otlp import read_environment_once, try_once
+from otel_rollout.otlp import try_once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -43,9 +43,7 @@ def otlp_exporter() -> SpanExporter | None:
     own = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
     if not (own or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)):
         return None
-    exporter = _span_exporter()()
-    read_environment_once(exporter)
-    return exporter
+    return _span_exporter()()
 
 
 def train_exporter(endpoint: str | None) -> SpanExporter | None:
@@ -72,7 +70,6 @@ def train_exporter(endpoint: str | None) -> SpanExporter | None:
         headers = parse_env_headers(os.environ.get(_TRAIN_HEADERS, ""), liberal=True)
         with _hidden(OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS):
             exporter = made(endpoint=endpoint, headers=headers or None)
-        read_environment_once(exporter)
     if exporter is not None:
         if hasattr(exporter, "_max_request_size"):
             exporter._max_request_size = 0  # it would drop what is larger

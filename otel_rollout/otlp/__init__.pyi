@@ -16,7 +16,7 @@ from otel_rollout.otlp.rotation import rotated_beside as rotated_beside
 from otel_rollout.otlp.source import read as read
 from otel_rollout.otlp.source import read_json_lines as read_json_lines
 from otel_rollout.otlp.writing import JsonLinesSpanExporter as JsonLinesSpanExporter
-from otel_rollout.otlp.writing import read_environment_once as read_environment_once
+from otel_rollout.otlp.writing import prepare_once as prepare_once
 from otel_rollout.otlp.writing import try_once as try_once
 from otel_rollout.otlp.writing import use_encoder as use_encoder
 from otel_rollout.otlp.writing import watch_answers as watch_answers

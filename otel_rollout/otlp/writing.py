@@ -88,21 +88,42 @@ def try_once(exporter: SpanExporter) -> None:
                 _with_global(owner, name, retries, 1)
 
 
-def read_environment_once(exporter: SpanExporter) -> None:
-    """Let an OTLP exporter over HTTP look for proxies and certificates in the environment once.
+def prepare_once(exporter: SpanExporter) -> None:
+    """Let an OTLP exporter over HTTP prepare a request once; the next ones have another body.
 
-    `requests` does so for each request, which is a third of what one costs.
+    `requests` looks into the environment and the user's files for proxies, certificates and
+    passwords, and joins and checks headers: three fifths of what a request costs. It does so again
+    where headers have changed, and always where there are cookies or there is `auth`.
     """
-    if (session := _session_of(exporter)) is None:
+    session = _session_of(exporter)
+    is_known = type(session).__module__ == "requests.sessions"  # another may sign each request
+    if session is None or not is_known or "prepare_request" in vars(session):
         return
-    read, found = session.merge_environment_settings, dict[str, Any]()
+    prepare, read = session.prepare_request, session.merge_environment_settings
+    kept: list[tuple[Any, Any]] = []
+    found = dict[tuple[str, str], Any]()
+
+    def prepared(request: Any) -> Any:
+        data, headers = request.data, {**request.headers}
+        about = {**vars(request), "data": None, "headers": headers}, {**session.headers}
+        if session.auth or session.cookies or not (data and isinstance(data, bytes)):
+            return prepare(request)
+        made = next((made for before, made in kept if before == about), None)
+        if made is None:
+            made = prepare(request)
+            made.body = None
+            kept[:] = [(about, made)]
+        made = made.copy()
+        made.body, made.headers["Content-Length"] = data, str(len(data))
+        return made
 
     def read_once(url: str, *given: Any) -> Any:
-        if url not in found:
-            found[url] = read(url, *given)
-        return found[url]
+        key = url, repr(given)
+        if key not in found:
+            found[key] = read(url, *given)
+        return found[key]
 
-    session.merge_environment_settings = read_once
+    session.prepare_request, session.merge_environment_settings = prepared, read_once
 
 
 def _session_of(exporter: SpanExporter) -> Any:
@@ -162,12 +183,14 @@ def _partial(response: Any) -> tuple[float, int, str]:
 
 def _http_answer(response: Any) -> tuple[float, int, str]:
     """The answer that a response of `requests` is."""
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # loaded when needed
-
     if response.status_code in (429, 503):
         return _seconds(response.headers.get("retry-after", "")), 0, ""
     try:
         content = response.content if response.status_code == 200 else b""
+        if not content:
+            return 0.0, 0, ""
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # loaded when needed
+
         return _partial(trace_service_pb2.ExportTraceServiceResponse.FromString(content))
     except Exception:  # protobuf's own; a receiver may answer anything
         return 0.0, 0, ""

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 import otel_rollout
 from otel_rollout import ConfigurationError, reconstruct, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read, writing
 from tests.kit.disks import full_disk
+from tests.kit.receivers import HttpReceiver
 from tests.kit.recording import Clients
 from tests.kit.transports import to_json_line
 
@@ -83,6 +87,63 @@ def test_spans_that_do_not_fit_are_taken_back(
     path.write_bytes(whole[:-20])
     assert exporter.export(spans) is SpanExportResult.SUCCESS
     assert path.read_bytes() == whole[:-20] + b"\n" + whole
+
+
+def test_a_request_is_prepared_once(monkeypatch: pytest.MonkeyPatch):
+    """Again for other headers, and each time where there is a cookie or it is signed."""
+    made = list[str]()
+    prepare = requests.Session.prepare_request
+
+    def counted(session: requests.Session, request: requests.Request) -> requests.PreparedRequest:
+        made.append(str(request.url))
+        return prepare(session, request)
+
+    def sends(several: int, times: int) -> None:
+        for number in range(several):
+            span = TracerProvider().get_tracer("x").start_span("x" * (number + 1) ** 3)
+            span.end()
+            assert exporter.export([span]) is SpanExportResult.SUCCESS
+        assert len(made) == times
+        made.clear()
+
+    monkeypatch.setattr(requests.Session, "prepare_request", counted)
+    with HttpReceiver() as receiver:
+        exporter: Any = receiver.exporter()
+        session = writing._session_of(exporter)
+        writing.prepare_once(exporter)
+        writing.prepare_once(exporter)
+        sends(3, 1)
+        session.headers["authorization"] = "first"
+        sends(3, 1)
+        exporter._client._headers["authorization"] = "second"
+        sends(2, 1)
+        session.auth = ("user", "password")
+        sends(2, 2)
+        session.auth = None
+        session.cookies["a"] = "b"
+        sends(2, 2)
+    assert receiver.keys == {None, "first", "second", "Basic dXNlcjpwYXNzd29yZA=="}
+    assert sorted(set(receiver.names())) == ["x", "x" * 8, "x" * 27]
+
+
+def test_a_session_of_another_class_prepares_each_request():
+    """It may sign each request."""
+
+    class Signing(requests.Session):
+        def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
+            made = super().prepare_request(request)
+            made.headers["authorization"] = made.headers["content-length"]
+            return made
+
+    with HttpReceiver() as receiver:
+        exporter = OTLPSpanExporter(f"{receiver.url}/v1/traces", session=Signing())
+        writing.prepare_once(exporter)
+        for name in ("a", "bc"):
+            span: Any = TracerProvider().get_tracer("x").start_span(name)
+            span.end()
+            assert exporter.export([span]) is SpanExportResult.SUCCESS
+    assert receiver.keys == {f"{size}" for size in receiver.sizes}
+    assert len(receiver.keys) == 2
 
 
 def test_when_a_receiver_wants_to_be_asked_again():

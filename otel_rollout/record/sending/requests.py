@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout.export import renew_after_fork
-from otel_rollout.otlp import plain, use_encoder, watch_answers
+from otel_rollout.otlp import plain, prepare_once, use_encoder, watch_answers
 from otel_rollout.record.boundary import contained
 
 logger = logging.getLogger("otel_rollout")
@@ -67,6 +67,7 @@ class Outlet(SpanExporter):
         renew_after_fork(self, Outlet._renew)
         _quiet.watch(exporter)
         watch_answers(exporter, self._note)
+        prepare_once(exporter)
         self.uses_encoder = use_encoder(exporter)
         """True if it sends an `EncodedSpan` as what it contains."""
 
