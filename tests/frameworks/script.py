@@ -173,7 +173,8 @@ def judge(recording: Recording, server: ModelServer, *, rewrites: bool) -> Traje
     """
     trajectory = replayed(recording)
     said = [warning for warning in trajectory.warnings if warning != sentences.NOT_ASKED()]
-    assert ["in other words" in warning for warning in said] == [True] * rewrites
+    assert [warning for warning in said if "in other words" not in warning] == []
+    assert len(said) == rewrites
     answered = [exchange for exchange in server.exchanges if exchange.status == 200]
     complete = [c for c in trajectory.completions if c.status == "complete"]
     assert len(complete) == len(answered)
