@@ -292,8 +292,8 @@ class Application:
 
     def _count_unknown(self, active: ActiveRollout, scope: Scope, path: str, by: str) -> None:
         """Count a request that may be a model call, at a path where none is known."""
-        said = dict(scope["headers"]).get(b"content-type", b"")
-        if scope["method"] == "POST" and (asks_a_model(path) or b"json" in said):
+        content_type = dict(scope["headers"]).get(b"content-type", b"")
+        if scope["method"] == "POST" and (asks_a_model(path) or b"json" in content_type):
             note_uncaptured(active, by, path)
 
     def _in_headers(self, scope: Scope) -> Carried | None:
@@ -423,8 +423,8 @@ def _is_websocket(scope: Scope) -> bool:
 
 def _root_of(scope: Scope) -> str:
     """The address that the client reached the application at."""
-    said: dict[bytes, str] = {k: v.decode("latin-1") for k, v in scope["headers"]}
-    if _ROOT in said:
-        return said[_ROOT]
-    host = said.get(b"host", "")
+    headers: dict[bytes, str] = {k: v.decode("latin-1") for k, v in scope["headers"]}
+    if _ROOT in headers:
+        return headers[_ROOT]
+    host = headers.get(b"host", "")
     return f"{scope.get('scheme', 'http')}://{host}{scope.get('root_path', '')}"

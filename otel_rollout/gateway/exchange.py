@@ -258,5 +258,5 @@ async def client_left(receive: Receive) -> None:
 
 
 def _unreachable(error: Exception) -> Refusal:
-    said = f"the model server gave no reply: {type(error).__name__}"
-    return Refusal(502, said, "api_error")
+    message = f"the model server gave no reply: {type(error).__name__}"
+    return Refusal(502, message, "api_error")

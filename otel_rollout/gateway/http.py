@@ -71,8 +71,8 @@ class HeldBodies:
             nonlocal held
             each = self._each.get(rollout_id, 0) + size
             if each > self._most_each or self._all + size > self._most:
-                said = "other requests of this rollout" if each > self._most_each else "requests"
-                raise Refusal(503, f"the gateway is full with {said}: try later", "api_error")
+                holders = "other requests of this rollout" if each > self._most_each else "requests"
+                raise Refusal(503, f"the gateway is full with {holders}: try later", "api_error")
             held, self._all, self._each[rollout_id] = held + size, self._all + size, each
 
         try:
@@ -100,7 +100,7 @@ async def read_body(
     seconds: time between two pieces; a slower client is refused with 408.
     all_seconds: time for the whole body, likewise.
     """
-    length = _length_said(scope)
+    length = _declared_length(scope)
     if length is not None and length > most:
         raise _too_large(most)
     parts: list[bytes] = []
@@ -122,9 +122,9 @@ async def read_body(
     # Some servers take an offer of another protocol as accepted, and lose the body.
     offers = {name for name, _ in scope["headers"]} >= {b"transfer-encoding", b"upgrade"}
     if (offers and not size) if length is None else size != length:
-        said = "chunks" if length is None else f"{length} bytes"
+        expected = "chunks" if length is None else f"{length} bytes"
         raise Refusal(
-            400, f"the request's body has {size} bytes, expected {said}, as its head says"
+            400, f"the request's body has {size} bytes, expected {expected}, as its head says"
         )
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -136,8 +136,8 @@ def plain_body(
 
     None: it cannot be decoded, or has more than `most` bytes. hold: as of `read_body`.
     """
-    said = [value for name, value in scope["headers"] if name == b"content-encoding"]
-    encoding = b",".join(said).decode("latin-1").strip()
+    encodings = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    encoding = b",".join(encodings).decode("latin-1").strip()
     if not body or encoding.lower() in ("", "identity"):
         return body, ""
     plain = decoded_whole(body, encoding, most)
@@ -146,7 +146,7 @@ def plain_body(
     return plain, encoding
 
 
-def _length_said(scope: Scope) -> int | None:
+def _declared_length(scope: Scope) -> int | None:
     """The length of the body as the head says it; None if it says none."""
     names = [name for name, _ in scope["headers"]]
     if b"transfer-encoding" in names and b"content-length" in names:

@@ -150,9 +150,9 @@ class RecordedCalls:
 
         def likeness(call: RecordedCall) -> tuple[int, int]:
             exchange = call.exchange
-            said = digests.messages(exchange)
+            recorded = digests.messages(exchange)
             common = 0
-            for one, other in zip(said, own.get(exchange.key or "", ()), strict=False):
+            for one, other in zip(recorded, own.get(exchange.key or "", ()), strict=False):
                 if one != other:
                     break
                 common += 1
@@ -330,11 +330,11 @@ class RecordedReply:
             """Its bytes: a stream's chunks, or the body."""
             self._set_headers(retried.form, JSON)
             if retried.body is None:
-                said = "the client did not read this error when it was recorded"
+                message = "the client did not read this error when it was recorded"
                 headers = tuple(
                     each for each in self.headers if not each[0].startswith(b"content-")
                 )
-                self.refusal = Refusal(retried.status, said, "api_error", headers=headers)
+                self.refusal = Refusal(retried.status, message, "api_error", headers=headers)
             return
         self.status = exchange.status_code
         self.was_left = exchange.status in ("cancelled", "abandoned")
@@ -344,8 +344,8 @@ class RecordedReply:
         self._set_headers(exchange.form, JSON if exchange.events is None else EVENTS)
         if self.status is None and not self.was_left:
             kind = (exchange.error or {}).get("type", "unknown")
-            said = f"the model server gave no reply: {kind}"
-            self.refusal = Refusal(502, said, "api_error")
+            message = f"the model server gave no reply: {kind}"
+            self.refusal = Refusal(502, message, "api_error")
 
     def _set_headers(self, form: Form, usual: str) -> None:
         kind = usual if form.type is None else form.type

@@ -216,10 +216,10 @@ class _Replay:
     def _unrecorded(self, asked: Asked, scope: Scope) -> bytes:
         """The answer to a question that no recording has. Refusal for what is none."""
         if scope["method"] not in ("GET", "HEAD") or not is_open(scope["method"], asked.path):
-            said = (
+            message = (
                 f"{scope['method']} {asked.path[:200]} was not recorded: a replay has model calls"
             )
-            raise Refusal(404, said, "not_found_error")
+            raise Refusal(404, message, "not_found_error")
         before, found, model = asked.path.partition("/models")
         if not found:
             return b"{}"
@@ -254,7 +254,7 @@ def _models(names: list[str], version: str) -> dict[str, Json]:
 
 def _refusal(difference: Difference, *, is_first: bool) -> Refusal:
     """The answer to a request that was not recorded, or that came after one."""
-    said = str(difference) if is_first else f"the replay ended before: {difference}"
+    message = str(difference) if is_first else f"the replay ended before: {difference}"
     code = "replay_difference"
     found = difference.to_dict()
-    return Refusal(422, f"replay: {said}", code, headers=_NO_RETRY, code=code, difference=found)
+    return Refusal(422, f"replay: {message}", code, headers=_NO_RETRY, code=code, difference=found)

@@ -142,6 +142,6 @@ class HeldRollouts:
                 close(self._parts.pop(key).active)
         for rollout_id, held in list(self._begun.items()):
             if not held.calls and now - held.used >= held.idle_seconds:
-                said = f"no model call for {held.idle_seconds:g} seconds"
-                self.end(rollout_id, error=TimeoutError(said))
+                reason = f"no model call for {held.idle_seconds:g} seconds"
+                self.end(rollout_id, error=TimeoutError(reason))
         self._watch()

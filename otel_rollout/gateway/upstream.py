@@ -130,8 +130,8 @@ def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 
 def _named(headers: RawHeaders) -> frozenset[bytes]:
     """The headers that `Connection` names, which are for one connection too."""
-    said = [value for name, value in headers if name == b"connection"]
-    return frozenset(name.strip().lower() for value in said for name in value.split(b","))
+    named = [value for name, value in headers if name == b"connection"]
+    return frozenset(name.strip().lower() for value in named for name in value.split(b","))
 
 
 def _text(value: bytes) -> str:
