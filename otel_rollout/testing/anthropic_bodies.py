@@ -95,8 +95,8 @@ def _named_events(call: ModelCall) -> Iterator[tuple[str, Json]]:
             yield "content_block_delta", {"index": index, "delta": delta}
         yield "content_block_stop", {"index": index}
     stopped = {key: message[key] for key in ("stop_reason", "stop_sequence")}
-    said = {"usage": {"output_tokens": usage["output_tokens"]}} if usage else {}
-    yield "message_delta", {"delta": stopped, **said}
+    counted = {"usage": {"output_tokens": usage["output_tokens"]}} if usage else {}
+    yield "message_delta", {"delta": stopped, **counted}
     yield "message_stop", {}
 
 

@@ -270,8 +270,8 @@ def _deltas(call: ModelCall, choice: Reply, index: int) -> Iterator[tuple[Json, 
                 opened = {} if number else calls[span.tool_index]
                 kind = calls[span.tool_index]["type"]
                 argument = "input" if kind == "custom" else "arguments"
-                said = {**opened.get(kind, {}), argument: text}
-                delta = {"tool_calls": [{"index": span.tool_index, **opened, kind: said}]}
+                piece = {**opened.get(kind, {}), argument: text}
+                delta = {"tool_calls": [{"index": span.tool_index, **opened, kind: piece}]}
             prefix = "" if number else span.prefix
             suffix = span.suffix if number == len(texts) - 1 else ""
             yield {**delta, **extra}, TOKENIZER.encode(prefix + text + suffix)
@@ -331,8 +331,8 @@ def _choice_parts(
     if not call.stream:
         pieces = [(_message(call, choice, index), completion_ids(choice))]
     parts, position, offset = list[Json](), 0, 0
-    for said, ids in pieces:
-        text, logprobs = said.get("content") or "", None
+    for piece, ids in pieces:
+        text, logprobs = piece.get("content") or "", None
         if call.logprobs and ids and chat:
             logprobs = _chat_logprobs(call, ids, position)
         elif call.logprobs and ids:
@@ -346,7 +346,7 @@ def _choice_parts(
                 for name in ("tokens", "token_logprobs", "text_offset") if own else ():
                     logprobs[name] += (own or {})[name]
             text = before + text
-        shown = {"delta" if call.stream else "message": said} if chat else {"text": text}
+        shown = {"delta" if call.stream else "message": piece} if chat else {"text": text}
         part = {"index": index, **shown, "logprobs": logprobs, "finish_reason": None}
         part |= {"stop_reason": None, "token_ids": ids if call.token_ids else None}
         parts.append(part)
@@ -369,11 +369,11 @@ def generation(call: ModelCall) -> list[Json]:
     if not chat:
         replies = [
             Reply(
-                said.content,
-                finish_reason=said.finish_reason,
-                weight_versions=said.weight_versions,
+                piece.content,
+                finish_reason=piece.finish_reason,
+                weight_versions=piece.weight_versions,
             )
-            for said in replies
+            for piece in replies
         ]
     choices, completion_tokens = list[list[Json]](), 0
     for index, (prompt_ids, choice) in enumerate(itertools.product(prompts, replies)):

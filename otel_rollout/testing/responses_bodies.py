@@ -42,8 +42,8 @@ def _output_items(call: ModelCall) -> list[Json]:
     for index, tool_call in enumerate(call.tool_calls(reply, 0)):
         kind, prefix = ("custom_tool_call", "ctc") if "custom" in tool_call else _FUNCTION_CALL
         item = {"id": f"{prefix}_{number}_{index}", "type": kind, "status": "completed"}
-        said = tool_call[tool_call["type"]]
-        items.append({**item, "call_id": tool_call["id"], **said})
+        called = tool_call[tool_call["type"]]
+        items.append({**item, "call_id": tool_call["id"], **called})
     return items
 
 

@@ -192,7 +192,7 @@ class _Server(ThreadingMixIn, TCPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-_Said: TypeAlias = Reply | Raw | str
+_Given: TypeAlias = Reply | Raw | str
 _PARAMETERS: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
@@ -236,7 +236,7 @@ class ModelServer:
 
     def __init__(
         self,
-        reply: Callable[[dict[str, Any]], _Said] | Iterable[_Said] | _Said | None = None,
+        reply: Callable[[dict[str, Any]], _Given] | Iterable[_Given] | _Given | None = None,
         *,
         token_ids: bool = False,
         logprobs: bool = False,
@@ -338,10 +338,10 @@ class ModelServer:
                 return _Answer([dump(embeddings(body))])
             if path == "/v1/messages/count_tokens":
                 return _Answer([dump(count_tokens(body))])
-            said = self._reply(body)
-            if isinstance(said, Raw):
-                return _verbatim(said)
-            return self._generate(path, body, Reply(said) if isinstance(said, str) else said)
+            given = self._reply(body)
+            if isinstance(given, Raw):
+                return _verbatim(given)
+            return self._generate(path, body, Reply(given) if isinstance(given, str) else given)
         except Exception as error:  # the reply is the user's code: its failure is a response
             return _error(500, f"{type(error).__name__}: {error}")
 
@@ -398,11 +398,11 @@ class ModelServer:
         return _Answer([dump(response)])
 
 
-def _verbatim(said: Raw) -> _Answer:
-    parts = [part for part in (said.body, *said.chunks) if part] or [b""]
-    pace = Reply(delay=said.delay)
-    stream = bool(said.chunks)
-    return _Answer(parts, said.status, said.content_type, said.headers, stream=stream, pace=pace)
+def _verbatim(given: Raw) -> _Answer:
+    parts = [part for part in (given.body, *given.chunks) if part] or [b""]
+    pace = Reply(delay=given.delay)
+    stream = bool(given.chunks)
+    return _Answer(parts, given.status, given.content_type, given.headers, stream=stream, pace=pace)
 
 
 def _compressed(answer: _Answer) -> _Answer:
@@ -414,22 +414,22 @@ def _compressed(answer: _Answer) -> _Answer:
 
 
 def _reply_function(
-    reply: Callable[[Json], _Said] | Iterable[_Said] | _Said | None,
-) -> Callable[[Json], _Said]:
+    reply: Callable[[Json], _Given] | Iterable[_Given] | _Given | None,
+) -> Callable[[Json], _Given]:
     if reply is None:
         return lambda body: f"You said: {_last_user_text(body)}"
     if isinstance(reply, Reply | Raw | str):
         return lambda _: reply
     if callable(reply):
         return reply
-    replies, lock, given = iter(reply), threading.Lock(), itertools.count()
+    replies, lock, number = iter(reply), threading.Lock(), itertools.count()
 
-    def take(_: Json) -> _Said:
+    def take(_: Json) -> _Given:
         with lock:
-            for said in replies:
-                next(given)
-                return said
-            raise LookupError(f"ModelServer ran out of replies: it was given {next(given)}")
+            for given in replies:
+                next(number)
+                return given
+            raise LookupError(f"ModelServer ran out of replies: it was given {next(number)}")
 
     return take
 
