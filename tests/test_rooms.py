@@ -493,7 +493,7 @@ LINES = {
     "look": 1_944,
     "otlp": 1_973,
     "rebuild": 2_105,
-    "rebuild/dialects": 3_109,
+    "rebuild/dialects": 3_111,
     "receive": 1_480,
     "record": 8_763,
     "spans": 2_220,

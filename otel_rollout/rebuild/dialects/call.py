@@ -296,10 +296,10 @@ _NOT_SAMPLED = ("system", "developer", "user", "tool", "function")
 
 
 def _is_empty(message: Mapping[str, Json]) -> bool:
-    said = map(
+    values = map(
         message.get, ("tool_calls", "function_call", "refusal", "reasoning_content", "audio")
     )
-    return message.get("content") in (None, []) and not any(said)
+    return message.get("content") in (None, []) and not any(values)
 
 
 class Trace(list[SpanRecord]):
@@ -427,15 +427,15 @@ def usage(
     if prompt is None and completion is None:
         return None
     total = None if prompt is None or completion is None else prompt + completion
-    asked = without_none({"cached_tokens": cached, "cache_write_tokens": written})
-    said = without_none({"reasoning_tokens": reasoning})
+    of_prompt = without_none({"cached_tokens": cached, "cache_write_tokens": written})
+    of_reply = without_none({"reasoning_tokens": reasoning})
     into, out = ("input", "output") if is_responses else ("prompt", "completion")
     return without_none(
         {
             f"{into}_tokens": prompt,
             f"{out}_tokens": completion,
             "total_tokens": total,
-            f"{into}_tokens_details": asked or None,
-            f"{out}_tokens_details": said or None,
+            f"{into}_tokens_details": of_prompt or None,
+            f"{out}_tokens_details": of_reply or None,
         }
     )

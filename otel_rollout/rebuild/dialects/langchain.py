@@ -80,9 +80,9 @@ def _read_reply(outputs: dict[str, Json], call: ForeignCall) -> None:
     rows = objects(batch[0] if isinstance(batch, list) and batch else None)
     made = [(row, _parts(row.get("message"))) for row in rows]
     about = an_object(outputs.get("llm_output"))
-    for _, said in made[:1]:
-        about = {**an_object(said.get("response_metadata")), **without_none(about)}
-        about.setdefault("usage", an_object(said.get("usage_metadata")) or None)
+    for _, first in made[:1]:
+        about = {**an_object(first.get("response_metadata")), **without_none(about)}
+        about.setdefault("usage", an_object(first.get("usage_metadata")) or None)
     choices: list[dict[str, Json]] = []
     for index, (row, _) in enumerate(made):
         info = an_object(row.get("generation_info"))

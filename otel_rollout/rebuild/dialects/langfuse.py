@@ -159,12 +159,12 @@ def _choices(output: Json, reason: str | None) -> list[Json]:
         output = {"content": output}
     rows = objects([output] if isinstance(output, dict) else output)
     return [
-        {"index": index, "finish_reason": reason, "message": {"role": "assistant", **_said(row)}}
+        {"index": index, "finish_reason": reason, "message": {"role": "assistant", **_reply(row)}}
         for index, row in enumerate(rows)
     ]
 
 
-def _said(message: dict[str, Json]) -> dict[str, Json]:
+def _reply(message: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in message.items() if name != "role" or value}
 
 

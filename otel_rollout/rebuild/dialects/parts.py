@@ -122,9 +122,9 @@ def _read_request(span: SpanRecord, call: ForeignCall) -> None:
 def _read_reply(span: SpanRecord, output: SpanRecord, call: ForeignCall) -> None:
     rows = object_rows(output, sc.GEN_AI_OUTPUT_MESSAGES, call) or []
     reasons = structure(output, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
-    told = reasons if isinstance(reasons, list) and len(reasons) == len(rows) else []
+    named = reasons if isinstance(reasons, list) and len(reasons) == len(rows) else []
     ends = [row.get("finish_reason") for row in rows]
-    ends = [end or other for end, other in zip(ends, told or [None] * len(rows), strict=True)]
+    ends = [end or other for end, other in zip(ends, named or [None] * len(rows), strict=True)]
     messages = [joined(to_messages([row], call, prompt=False)) for row in rows]
     call.also_loses |= _lost_of_reply(span, call, ends, reasons)
     if call.is_responses and rows:  # its items are one reply

@@ -154,7 +154,7 @@ def take_bodies(request: Json, reply: Json, call: ForeignCall) -> None:
             call.miss("what it got is no request of a known API", prompt=True)
         elif reply.get("type") == "message":
             call.path = "/v1/messages"
-    call.reply = reply if any(reply.get(key) for key in _SAID) else None
+    call.reply = reply if any(reply.get(key) for key in _REPLY_MEMBERS) else None
     check_not_empty(call)
 
 
@@ -166,7 +166,7 @@ def _is_sent_so(response_format: Json) -> bool:
     return kind in ("text", "json_object", "json_schema")
 
 
-_SAID = ("choices", "output", "content", "data")
+_REPLY_MEMBERS = ("choices", "output", "content", "data")
 _OPTIONS = ("extra_headers", "extra_query", "timeout")
 """Arguments of OpenAI's clients that are no part of the request's body."""
 
@@ -221,12 +221,14 @@ def _tool_call(made: dict[str, Json]) -> dict[str, Json]:
 
 def usage_by_kind(counted: Mapping[str, Any], call: ForeignCall) -> dict[str, Json] | None:
     """Usage by the names of LangChain and LangSmith, in the shape of the call's API."""
-    asked, said = (an_object(counted.get(f"{kind}_token_details")) for kind in ("input", "output"))
+    of_prompt, of_reply = (
+        an_object(counted.get(f"{kind}_token_details")) for kind in ("input", "output")
+    )
     return usage(
         counted.get("input_tokens"),
         counted.get("output_tokens"),
-        cached=asked.get("cache_read"),
-        written=asked.get("cache_creation"),
-        reasoning=said.get("reasoning"),
+        cached=of_prompt.get("cache_read"),
+        written=of_prompt.get("cache_creation"),
+        reasoning=of_reply.get("reasoning"),
         is_responses=call.is_responses,
     )

@@ -161,13 +161,13 @@ def _check_elided(span: SpanRecord, call: ForeignCall) -> None:
                 call.request.pop(key, None)
 
 
-_SAID = ("choices", "output", "content")
+_REPLY_MEMBERS = ("choices", "output", "content")
 """Members of a response that may hold what was sampled, by API."""
 
 
 def _has_shape(reply: Mapping[str, Json]) -> bool:
     """True if the parts of a response that other code relies on have their types."""
-    for key in _SAID:
+    for key in _REPLY_MEMBERS:
         items = reply.get(key)
         if items is not None and (
             not isinstance(items, list) or not all(isinstance(item, dict) for item in items)
@@ -254,7 +254,7 @@ def _status(span: SpanRecord, call: ForeignCall) -> tuple[str, dict[str, str] | 
     if call.path == "/embeddings":
         return "complete", None
     reply = call.reply or {}
-    if not any(map(reply.get, _SAID)):
+    if not any(map(reply.get, _REPLY_MEMBERS)):
         if not call.damage:
             call.miss("its span has no reply: it was not recorded, or not kept")
         status = "abandoned" if call.stream else "error"

@@ -24,7 +24,7 @@ from otel_rollout.wire import Json
 
 _SCOPE = "weave."
 _ASKED = ("messages", "input", "prompt")
-_SAID = ("choices", "output", "generations")
+_REPLY_MEMBERS = ("choices", "output", "generations")
 _NOT_GIVEN = "NOT_GIVEN"
 _NO_ARGUMENTS = ("self", "_weave_stream_start_time")
 _MEASURED = ("request_id", "time_to_first_token")
@@ -40,7 +40,7 @@ def spans(row: Mapping[str, Json]) -> Iterator[SpanRecord]:
     about = an_object(attributes.get("weave"))
     failed = an_object(row.get("exception"))
     operation = str(row["op_name"]).rpartition("/")[2].partition(":")[0]
-    asks = about.get("kind") == "llm" or (_has(inputs, _ASKED) and _has(output, _SAID))
+    asks = about.get("kind") == "llm" or (_has(inputs, _ASKED) and _has(output, _REPLY_MEMBERS))
     kept = {
         name: value for name, value in attributes.items() if name not in ("weave", "integration")
     }

@@ -93,15 +93,15 @@ def _foreign(data: Members, around: Trajectory | None) -> Trajectory:
     for step in data["steps"]:
         if _is_boundary(step):
             messages = []
-        said = _message(step)
+        sampled_message = _message(step)
         if _is_call(step):
-            call = _call(step, agent, messages, said, calls)
+            call = _call(step, agent, messages, sampled_message, calls)
             calls.add(call, nanoseconds(step.get("timestamp")))
         else:
-            calls.follow([said])
+            calls.follow([sampled_message])
         results = list(_results(step))
         calls.follow(results)
-        messages = [*messages, said, *results]
+        messages = [*messages, sampled_message, *results]
     kept = {name: data.get(name) for name in ("session_id", "notes", "continued_trajectory_ref")}
     kept |= {f"agent_{name}": agent.get(name) for name in ("version", "extra")}
     kept["extra"] = data.get("extra")
@@ -136,12 +136,12 @@ def _message(step: Members) -> dict[str, Json]:
         }
         for call in step.get("tool_calls") or ()
     ]
-    said: dict[str, Json] = {"role": "assistant", "content": content}
+    sampled_message: dict[str, Json] = {"role": "assistant", "content": content}
     if step.get("reasoning_content") is not None:
-        said["reasoning_content"] = step["reasoning_content"]
+        sampled_message["reasoning_content"] = step["reasoning_content"]
     if tool_calls:
-        said |= {"content": content or None, "tool_calls": tool_calls}
-    return said
+        sampled_message |= {"content": content or None, "tool_calls": tool_calls}
+    return sampled_message
 
 
 def _results(step: Members) -> Iterator[dict[str, Json]]:
@@ -166,7 +166,7 @@ def _part(part: Any) -> Json:
 
 
 def _call(
-    step: Members, agent: Members, messages: list[Json], said: Json, calls: Calls
+    step: Members, agent: Members, messages: list[Json], sampled_message: Json, calls: Calls
 ) -> ForeignCall:
     metrics = step.get("metrics") or {}
     model = text(step.get("model_name")) or text(agent.get("model_name"))
@@ -193,7 +193,7 @@ def _call(
         cached=metrics.get("cached_tokens"),
     )
     call.also_loses |= {Fact.USAGE} if counted is None else set()
-    choice = sampled(said, ids=ids, logprobs=logprobs)
+    choice = sampled(sampled_message, ids=ids, logprobs=logprobs)
     call.reply = chat_reply(choice, model=model, usage=counted, prompt=prompt)
     return call
 

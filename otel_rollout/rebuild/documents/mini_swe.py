@@ -62,18 +62,18 @@ def _read(data: Members, name: str = "mini-swe-agent") -> Iterator[Trajectory]:
     model = text((config.get("model") or {}).get("model_name"))
     id_ = text(data.get("instance_id")) or digest(data)
     calls = Calls(name, _LOSES, id_)
-    said: list[Json] = []
+    earlier: list[Json] = []
     extra: Members = {}
     for message in data["messages"]:
         extra = message.get("extra") or {}
         if message.get("role") == "exit":
             continue
-        items, reply = _said(message), _reply(message)
+        items, reply = _items_of(message), _reply(message)
         if reply is not None:
-            calls.add(_call(said, items, reply, model), nanoseconds(extra.get("timestamp")))
+            calls.add(_call(earlier, items, reply, model), nanoseconds(extra.get("timestamp")))
         if reply is None or message.get("role") == "user":  # not what the call of it sampled
             calls.follow(items)
-        said = [*said, *items]
+        earlier = [*earlier, *items]
     yield calls.trajectory(name=name, **_end(info, extra, config))
 
 
@@ -94,7 +94,7 @@ def _end(info: Members, extra: Members, config: Members) -> dict[str, Any]:
     return found
 
 
-def _said(message: Members) -> list[Json]:
+def _items_of(message: Members) -> list[Json]:
     """The messages, or items of the Responses API, as they were sent to the model later."""
     if message.get("object") == "response":
         return [_sent(item) for item in message["output"]]
@@ -116,14 +116,14 @@ def _reply(message: Members) -> Mapping[str, Json] | None:
 
 
 def _call(
-    said: list[Json], items: list[Json], reply: Mapping[str, Json], model: str | None
+    earlier: list[Json], items: list[Json], reply: Mapping[str, Json], model: str | None
 ) -> ForeignCall:
     request: dict[str, Json] = {"model": model} if model else {}
     if "output" in reply:
-        call = ForeignCall("/responses", {**request, "input": said}, dict(reply))
+        call = ForeignCall("/responses", {**request, "input": earlier}, dict(reply))
         call.is_responses = True
         return call
-    call = ForeignCall("/chat/completions", {**request, "messages": said}, dict(reply))
+    call = ForeignCall("/chat/completions", {**request, "messages": earlier}, dict(reply))
     if not reply:
         call.reply = chat_reply(sampled(items[0]), model=model, usage=None, prompt=None)
         call.also_loses |= _WITHOUT_REPLY

@@ -54,7 +54,7 @@ def _read(data: Members) -> Iterator[Trajectory]:
     messages = data[HISTORY]
     runs = [text(message.get("run_id")) for message in messages]
     calls = Calls("pydantic-ai", _LOSES, next(filter(None, reversed(runs)), digest(messages)))
-    said: list[Json] = []
+    earlier: list[Json] = []
     problems: list[str] = []
     instructions: str | None = None
     for message in messages:
@@ -63,19 +63,19 @@ def _read(data: Members) -> Iterator[Trajectory]:
             new = [_asked(part, problems) for part in message["parts"]]
             calls.follow(new)
         else:
-            call = _call(message, _with(instructions, said), problems)
+            call = _call(message, _with(instructions, earlier), problems)
             calls.add(call, nanoseconds(message.get("timestamp")))
             new = [call.choices[0]["message"]]
-        said = [*said, *new]
+        earlier = [*earlier, *new]
     yield calls.trajectory(name="pydantic-ai")
 
 
-def _with(instructions: str | None, said: Sequence[Any]) -> list[Json]:
+def _with(instructions: str | None, earlier: Sequence[Any]) -> list[Json]:
     """The messages with the instructions, after the system prompts that they begin with."""
     if instructions is None:
-        return list(said)
-    first = next((n for n, each in enumerate(said) if each["role"] != "system"), len(said))
-    return [*said[:first], {"role": "system", "content": instructions}, *said[first:]]
+        return list(earlier)
+    first = next((n for n, each in enumerate(earlier) if each["role"] != "system"), len(earlier))
+    return [*earlier[:first], {"role": "system", "content": instructions}, *earlier[first:]]
 
 
 def _asked(part: Members, problems: list[str]) -> Json:
