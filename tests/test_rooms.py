@@ -499,7 +499,7 @@ LINES = {
     "spans": 2_220,
     "testing": 1_214,
     "trajectory": 5_031,
-    "view": 7_095,
+    "view": 7_097,
     "wire": 5_623,
     "workflows": 855,
 }

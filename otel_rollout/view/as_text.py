@@ -250,10 +250,10 @@ def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | N
             note += f", trains in history {elsewhere}" if elsewhere else ", does not train"
         note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if trains else "○"
-    return _line(f"│    {mark} {shortened(str(role), 40):<10} ", _said(message, width), width, note)
+    return _line(f"│    {mark} {shortened(str(role), 40):<10} ", _text(message, width), width, note)
 
 
-def _said(message: Json, width: int | None) -> str:
+def _text(message: Json, width: int | None) -> str:
     """What a message says and calls; of its reasoning only the length where lines are truncated."""
     if width is None:
         return shown_message(message)

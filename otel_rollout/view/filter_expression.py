@@ -74,7 +74,7 @@ class _Sql:
     text: str
     parameters: tuple[Parameter, ...] = ()
     kind: Kind = "any"
-    said: str = ""
+    source: str = ""
     """The same in the words of the expression, for errors."""
     holder: _Sql | None = None
     """Of a value of `metadata`: its JSON type."""
@@ -105,17 +105,17 @@ class _Parser:
                 warnings.simplefilter("ignore")  # such as one about an escape in a text
                 tree = ast.parse(self._source, mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            said = error.msg if isinstance(error, SyntaxError) else str(error)
-            why = said or "it is nested too deep"
+            message = error.msg if isinstance(error, SyntaxError) else str(error)
+            why = message or "it is nested too deep"
             raise self._wrong(f"expected an expression {_EXAMPLE}; {why}") from None
         return self._condition(tree.body, 0)
 
     def _wrong(self, why: str) -> ConfigurationError:
         return ConfigurationError(f"where {shortened(self._text, 200)!r}: {why}")
 
-    def _said(self, node: ast.expr) -> str:
-        said = self._source[node.col_offset : node.end_col_offset].decode(errors="replace")
-        return shortened(said, 60)
+    def _source_of(self, node: ast.expr) -> str:
+        source = self._source[node.col_offset : node.end_col_offset].decode(errors="replace")
+        return shortened(source, 60)
 
     # --- what is true, false or not known
 
@@ -135,7 +135,7 @@ class _Parser:
                 return self._comparison([left, *comparators], ops)
             case ast.Constant(value=bool() as value):
                 return _Sql(str(int(value)))
-        raise self._wrong(f"expected a comparison, {_EXAMPLE}, got {self._said(node)!r}")
+        raise self._wrong(f"expected a comparison, {_EXAMPLE}, got {self._source_of(node)!r}")
 
     def _comparison(self, nodes: Sequence[ast.expr], ops: Sequence[ast.cmpop]) -> _Sql:
         self._comparisons += len(ops)
@@ -154,11 +154,11 @@ class _Parser:
         if "none" in (left.kind, right.kind):
             return self._is_none(left, op, right)
         if isinstance(op, ast.Is | ast.IsNot):
-            raise self._wrong(f"`is` asks for None alone, use == or != for {right.said!r}")
+            raise self._wrong(f"`is` asks for None alone, use == or != for {right.source!r}")
         for operand in (left, right):
             if operand.kind in ("list", "object", "literals"):
                 raise self._wrong(
-                    f"{operand.said!r} is a list or an object: ask what is in it, "
+                    f"{operand.source!r} is a list or an object: ask what is in it, "
                     f"such as '\"x\" in versions', or for one value, such as 'metrics[\"x\"] > 1'"
                 )
         return self._compared(left, _ORDER[type(op)], right)
@@ -179,7 +179,7 @@ class _Parser:
         kinds = {left.kind, right.kind}
         if "any" not in kinds and len(kinds) > 1:
             raise self._wrong(
-                f"{left.said!r} is a {left.kind}, {right.said!r} is a {right.kind}: "
+                f"{left.source!r} is a {left.kind}, {right.source!r} is a {right.kind}: "
                 f"they cannot be compared"
             )
 
@@ -187,7 +187,7 @@ class _Parser:
         asked = right if left.kind == "none" else left
         if asked.kind == "literals" or not isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
             raise self._wrong(
-                f"None is compared by `is None` and `is not None` alone, got {asked.said!r}"
+                f"None is compared by `is None` and `is not None` alone, got {asked.source!r}"
             )
         test = "IS NULL" if isinstance(op, ast.Is | ast.Eq) else "IS NOT NULL"
         # Of a value of `metadata` its type tells: a list is compared with nothing, and not None.
@@ -201,7 +201,7 @@ class _Parser:
             return self._in_literals(item, container.literals)
         if item.kind not in ("text", "number") or item.text != "?":
             raise self._wrong(
-                f"expected a text or a number before `in {container.said}`, got {item.said!r}"
+                f"expected a text or a number before `in {container.source}`, got {item.source!r}"
             )
         match container.kind:
             case "list":
@@ -213,12 +213,14 @@ class _Parser:
                 return _joined("(instr({}, {}) > 0)", container, item)
             case "any" if container.holder is not None:
                 return self._in_metadata(item, container, container.holder)
-        raise self._wrong(f"nothing is in {container.said!r}: expected a list, an object or a text")
+        raise self._wrong(
+            f"nothing is in {container.source!r}: expected a list, an object or a text"
+        )
 
     def _in_literals(self, item: _Sql, literals: Sequence[_Sql]) -> _Sql:
         if item.kind not in ("text", "number", "any"):
             raise self._wrong(
-                f"{item.said!r} is no single value: it is in no list that is written out"
+                f"{item.source!r} is no single value: it is in no list that is written out"
             )
         for literal in literals:
             self._check_kinds(item, literal)
@@ -240,62 +242,62 @@ class _Parser:
     # --- what is compared
 
     def _operand(self, node: ast.expr) -> _Sql:
-        said = self._said(node)
+        source = self._source_of(node)
         match node:
             case ast.Constant():
-                return self._literal(node, said)
+                return self._literal(node, source)
             case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return self._negative(inner, said)
+                return self._negative(inner, source)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 literals = tuple(self._item(item) for item in items)
-                return _Sql("", kind="literals", said=said, literals=literals)
+                return _Sql("", kind="literals", source=source, literals=literals)
             case ast.Name(id=name) if name in COLUMNS:
-                return _Sql(f'"{name}"', kind=COLUMNS[name], said=said)
+                return _Sql(f'"{name}"', kind=COLUMNS[name], source=source)
             case ast.Name(id=name):
                 raise self._wrong(
                     f"there is no field {name!r}; expected one of {', '.join(COLUMNS)}"
                 )
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)):
-                return self._value_in(name, key, said)
+                return self._value_in(name, key, source)
         raise self._wrong(
-            f"expected a field, a text, a number, None, True or False, got {said!r}; "
+            f"expected a field, a text, a number, None, True or False, got {source!r}; "
             f"fields are {', '.join(COLUMNS)}"
         )
 
     def _item(self, node: ast.expr) -> _Sql:
         found = self._operand(node)
         if found.text != "?":
-            raise self._wrong(f"expected texts and numbers in a list, got {found.said!r}")
+            raise self._wrong(f"expected texts and numbers in a list, got {found.source!r}")
         return found
 
-    def _literal(self, node: ast.Constant, said: str) -> _Sql:
+    def _literal(self, node: ast.Constant, source: str) -> _Sql:
         match node.value:
             case None:
-                return _Sql("NULL", kind="none", said=said)
+                return _Sql("NULL", kind="none", source=source)
             case str() as text:
-                return _Sql("?", (sql_value(text),), "text", said)
+                return _Sql("?", (sql_value(text),), "text", source)
             case int() | float() as number:
-                return _Sql("?", (sql_value(number),), "number", said)
-        raise self._wrong(f"expected a text, a number, None, True or False, got {said!r}")
+                return _Sql("?", (sql_value(number),), "number", source)
+        raise self._wrong(f"expected a text, a number, None, True or False, got {source!r}")
 
-    def _negative(self, node: ast.expr, said: str) -> _Sql:
+    def _negative(self, node: ast.expr, source: str) -> _Sql:
         match node:
             case ast.Constant(value=int() | float() as number):
-                return _Sql("?", (sql_value(-number),), "number", said)
+                return _Sql("?", (sql_value(-number),), "number", source)
             case ast.Name(id=name) if COLUMNS.get(name) == "number":
-                return _Sql(f'(-"{name}")', kind="number", said=said)
-        raise self._wrong(f"expected a number after the minus, got {said!r}")
+                return _Sql(f'(-"{name}")', kind="number", source=source)
+        raise self._wrong(f"expected a number after the minus, got {source!r}")
 
-    def _value_in(self, name: str, key: str, said: str) -> _Sql:
+    def _value_in(self, name: str, key: str, source: str) -> _Sql:
         if COLUMNS.get(name) != "object":
             objects = ", ".join(name for name, kind in COLUMNS.items() if kind == "object")
             raise self._wrong(f"{name!r} has no values by name; expected one of {objects}")
         parameters = (sql_value(key),)
         found = f'(SELECT value FROM json_each("{name}") WHERE key = ?'  # noqa: S608 - our own names
         if name != "metadata":
-            return _Sql(f"{found})", parameters, "number", said)
+            return _Sql(f"{found})", parameters, "number", source)
         holder = _Sql('(SELECT type FROM json_each("metadata") WHERE key = ?)', parameters)
-        return _Sql(f"{found}{_PLAIN})", parameters, "any", said, holder)
+        return _Sql(f"{found}{_PLAIN})", parameters, "any", source, holder)
 
 
 _PLAIN = " AND type NOT IN ('array', 'object')"

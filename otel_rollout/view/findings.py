@@ -69,9 +69,9 @@ def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -
     found = list(_of_warnings(trajectory))
     if any(drop.cause == "no_token_ids" for drop in rows.dropped):  # each says it of its reply
         found = [one for one in found if one.text != sentences.NOT_ASKED()]
-    told = {(one.completion_id, one.choice_index) for one in found if one.kind == "damaged"}
+    damaged = {(one.completion_id, one.choice_index) for one in found if one.kind == "damaged"}
     for drop in rows.dropped:
-        if drop.completion is not None and not (drop.cause == "damaged" and _key(drop) in told):
+        if drop.completion is not None and not (drop.cause == "damaged" and _key(drop) in damaged):
             kind, advice = DROPS[drop.cause]
             found.append(Finding(kind, drop.reason, advice, *_key(drop)))
     return [

@@ -322,8 +322,8 @@ def _is_in_arguments(
     if not _arguments(owner.items):
         return False
     same = _known_text(difference, texts)
-    said = [*reasoning_in(owner.items), (owner.message or {}).get("content")]
-    if same is not None and not all(_bytes(text) in same for text in said if isinstance(text, str)):
+    parts = [*reasoning_in(owner.items), (owner.message or {}).get("content")]
+    if same is not None and not all(_bytes(one) in same for one in parts if isinstance(one, str)):
         return False
     return same_text is False or _may_be_written_otherwise(owner)
 
