@@ -496,11 +496,11 @@ LINES = {
     "rebuild/dialects": 3_111,
     "receive": 1_480,
     "record": 8_763,
-    "spans": 2_220,
+    "spans": 2_224,
     "testing": 1_214,
-    "trajectory": 5_031,
+    "trajectory": 5_041,
     "view": 7_097,
-    "wire": 5_623,
+    "wire": 5_652,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

@@ -6,6 +6,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from otel_rollout.spans.blobs import missing_in, with_blobs
@@ -198,6 +199,8 @@ class Exchange:
     """The replies after which the client asked once more."""
     has_blobs: bool = False
     """True if values of the response are beside the span: they are read when somebody asks."""
+    tokens_first: bool = False
+    """True if the tokens of the response will be asked for: it is read with them, in one pass."""
     _reply: Json = field(default=None, init=False)
     _is_read: bool = field(default=False, init=False)
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
@@ -219,8 +222,9 @@ class Exchange:
         Prompt token ids are still replaced: see `token_ids`.
         """
         if not self._is_read:
+            read = partial((api_of(self.path) or ModelApi()).read, tokens=self.tokens_first)
             try:
-                self._reply = self._parse(lambda text: text, (api_of(self.path) or ModelApi()).read)
+                self._reply = self._parse(lambda text: text, read)
             except (ValueError, RecursionError):
                 self._reply = None
             self._is_read = True

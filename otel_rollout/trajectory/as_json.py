@@ -55,7 +55,7 @@ _MARKS = ("session", "refused", "policy_model", "last_policy_version", "side_cal
 """Fields of an exchange that few have: they are written where they are set."""
 _OTHERWISE = (
     *("source", "lost", "prompt", "members", "body", "events", "prompts", "supplied"),
-    *("_reply", "_is_read", "added", "form", "retried", "has_blobs", *_MARKS),
+    *("_reply", "_is_read", "tokens_first", "added", "form", "retried", "has_blobs", *_MARKS),
 )
 _EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _OTHERWISE]
 """Fields of an exchange that are written as they are."""

@@ -50,6 +50,11 @@ class Contents:
                 self._conversations, self._link = self._link(), None
             return self._conversations
 
+    def tokens_first(self) -> None:
+        """Have replies that were not read yet read with their tokens."""
+        for exchange in self.exchanges:
+            exchange.tokens_first = True
+
     @property
     def uncertain(self) -> list[str]:
         """What is missing or uncertain in the exchanges; [] while the rollout runs."""

@@ -157,10 +157,8 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         _check_option("on_abort", on_abort, ("drop", "keep"))
         _check_option("on_side_call", on_side_call, ("drop", "keep"))
         _check_option("constrained_logprobs", constrained_logprobs, ("keep", "nan"))
-        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
-            raise ValueError(
-                f"token_sequences(max_length=...): expected a number from 1 on, got {max_length!r}"
-            )
+        _check_length(max_length)
+        self._read().tokens_first()
         if (why := self.why_empty) is not None:
             if require_all_calls:
                 self.check_calls()
@@ -326,4 +324,11 @@ def _check_option(name: str, value: object, expected: tuple[str, str]) -> None:
         first, second = expected
         raise ValueError(
             f"token_sequences({name}=...): expected {first!r} or {second!r}, got {value!r}"
+        )
+
+
+def _check_length(value: object) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ValueError(
+            f"token_sequences(max_length=...): expected a number from 1 on, got {value!r}"
         )

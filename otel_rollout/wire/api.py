@@ -316,14 +316,20 @@ class ModelApi:
         """True if the server gave the reply up while the model was sampling it."""
         return str(self.finish_reason(choice)).lower() in _ABORTED
 
-    def read(self, text: str) -> Json:
+    def read(self, text: str, *, tokens: bool = False) -> Json:
         """What the text of a reply says. ValueError where it is no JSON, or nested too deep.
 
-        Log-probabilities may be left to be read when somebody asks for them (`PartlyRead`).
+        tokens: read token ids and log-probabilities with it; else they may be left to be read when
+        somebody asks for them (`PartlyRead`), which costs more in all.
         """
-        found = self.usual(text) if self.usual is not None and len(text) > _LEAST else None
+        usual = self.usual if tokens else self.usual_but_tokens()
+        found = usual(text) if usual is not None and len(text) > _LEAST else None
         reply = None if found is None else self.reply_of(found, JsonText(text))
         return loads_bounded(text) if reply is None else reply
+
+    def usual_but_tokens(self) -> Bounded[Any] | None:
+        """What reads the same as `usual` with the tokens cut out, where they can be."""
+        return self.usual
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
         """What `read` gives of a reply that was read as `usual` already, and is used up by this.

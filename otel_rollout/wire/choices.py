@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, groupby
 from typing import Any, TypeAlias
 
@@ -70,26 +71,23 @@ def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, 
             yield index, choice
 
 
-_CHOICE = struct_of(
-    "Choice",
-    {
+def _replies(logprobs: Any, ids: Any) -> Any:
+    """The type of replies whose choices have log-probabilities and token ids of these types."""
+    choice = {
         **dict.fromkeys(("index", "message", "text", "finish_reason", "stop_reason"), Any),
         "matched_stop": Any,
         **dict.fromkeys(("response_token_ids", "prompt_token_ids", "meta_info"), Any),
         **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
         **dict.fromkeys(("native_finish_reason", "error", *SO_FAR), Any),
-        "logprobs": LOGPROBS | None,
-        "token_ids": list[int] | None,
-    },
-)
-REPLY = struct_of(
-    "Reply",
-    {
+        "logprobs": logprobs,
+        "token_ids": ids,
+    }
+    reply = {
         **dict.fromkeys(("id", "object", "created", "model", "usage", "service_tier"), Any),
         **dict.fromkeys(("system_fingerprint", "prompt_logprobs", "prompt_token_ids"), Any),
         **dict.fromkeys(("prompt_text", "kv_transfer_params", "metadata", "metrics"), Any),
         **dict.fromkeys(("timings", "provider", _EXTENSION, "prompt_filter_results"), Any),
-        "choices": list_of(_CHOICE),
+        "choices": list_of(struct_of("Choice", choice)),
         # llama.cpp's own, which are of a reply without choices
         **dict.fromkeys(("index", "content", "id_slot", "stop", "generation_settings"), Any),
         **dict.fromkeys(("tokens_predicted", "tokens_evaluated", "tokens_cached"), Any),
@@ -97,9 +95,20 @@ REPLY = struct_of(
         "stopping_word": Any,
         "tokens": list[int],
         "completion_probabilities": ENTRIES,
-    },
-)
+    }
+    return struct_of("Reply", reply)
+
+
+REPLY = _replies(LOGPROBS | None, list[int] | None)
 """What servers put on replies; one with anything else is read as a whole."""
+
+
+@cache
+def _but_tokens() -> Bounded[Any]:
+    """Reads replies that are as usual, less than half as dear; made when it is first needed."""
+    return Bounded(_replies(Cut, Cut), is_read=False)
+
+
 _LOGPROBS = struct_of("Logprobs", {"content": Cut, "refusal": None})
 _DELTA = struct_of(
     "Delta",
@@ -128,11 +137,14 @@ _chunks: Bounded[Any] = Bounded(list_of(_CHUNK))
 
 
 def _taken_columns(choice: Any) -> dict[str, Columns | array[int] | None]:
-    """The arrays of a choice by the names of their members, which are taken out of it."""
+    """The arrays of a choice by the names of their members, which are taken out of it.
+
+    What is cut out stays so.
+    """
     found: dict[str, Columns | array[int] | None] = {}
-    if choice.logprobs:
+    if choice.logprobs and type(choice.logprobs) is not Cut:
         found["logprobs"], choice.logprobs = columns_of_logprobs(choice.logprobs), UNSET
-    if choice.token_ids:
+    if choice.token_ids and type(choice.token_ids) is not Cut:
         found["token_ids"], choice.token_ids = id_array(choice.token_ids), UNSET
     return found
 
@@ -141,6 +153,9 @@ class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
 
     usual = Bounded(REPLY, is_read=False)
+
+    def usual_but_tokens(self) -> Bounded[Any]:
+        return _but_tokens()
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
         if found.completion_probabilities is not UNSET:

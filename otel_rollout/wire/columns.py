@@ -40,8 +40,16 @@ def ids_of(value: Json) -> Sequence[Json]:
 
 def ids_at(choice: _Fields, place: str) -> Sequence[Json]:
     """The token ids that a member of the choice lists; an array where that was left unread."""
-    found = choice.known.get(place) if isinstance(choice, PartlyRead) else None
+    found = None
+    if isinstance(choice, PartlyRead):
+        if place not in choice.known and (cut := choice.cut(place)) is not None:
+            ids = _ids.part(cut)
+            choice.known[place] = None if ids is None else id_array(ids)
+        found = choice.known.get(place)
     return ids_of(choice.get(place)) if found is None else found
+
+
+_ids: Bounded[list[int]] = Bounded(list_of(int))
 
 
 def id_array(ids: list[int]) -> array[int] | None:

@@ -193,8 +193,8 @@ class Responses(ModelApi):
     choices_name = None
     usual = Bounded(_REPLY, is_read=False)
 
-    def read(self, text: str) -> Json:
-        return super().read(text) if _has_logprobs(text) else loads_bounded(text)
+    def read(self, text: str, *, tokens: bool = False) -> Json:
+        return super().read(text, tokens=tokens) if _has_logprobs(text) else loads_bounded(text)
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
         if not found.output:  # it may be UNSET

@@ -26,6 +26,7 @@ from otel_rollout.trajectory.tokens import (
     untrained_sequences,
 )
 from otel_rollout.wire import choices
+from otel_rollout.wire.json import PartlyRead
 
 
 @dataclass
@@ -599,6 +600,24 @@ def test_an_array_of_a_completion_is_the_callers_own(least: int, monkeypatch: py
         values[0] = 0.0
     assert completion.logprobs == [-1.0, -2.0]
     assert trajectory.token_sequences()[0].logprobs == [0.0, -1.0, -2.0]
+
+
+def test_who_asks_for_messages_first_leaves_the_tokens_unread():
+    """Rows are read in one pass with the reply, messages without its tokens."""
+    server = Server()
+    server.call("A", [1], [*range(2, 999)], known=True)
+    first, later = server.trajectory(), server.trajectory()
+    (row,) = first.token_sequences()
+    (history,) = later.histories
+    assert isinstance(read := first.completions[0].choice, PartlyRead)
+    assert isinstance(unread := later.completions[0].choice, PartlyRead)
+    members = "logprobs", "token_ids"
+    assert [name for name in members if read.cut(name) is not None] == []
+    assert [name for name in members if unread.cut(name) is not None] == [*members]
+    assert not unread.known
+    assert history.messages() == first.histories[0].messages()
+    assert later.token_sequences() == [row]
+    assert dict(unread) == dict(read)
 
 
 @given(plays())

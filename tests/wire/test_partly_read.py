@@ -55,7 +55,9 @@ _logprobs = st.none() | st.fixed_dictionaries(
         "token_logprobs": st.just([-1.0]),
     },
 )
-_ids = st.none() | st.lists(st.integers(0, 1 << 40), max_size=4)
+_ids = st.none() | st.lists(
+    st.integers(0, 1 << 40) | st.sampled_from([1 << 70, 1.5, True, None]), max_size=4
+)
 _others = st.sampled_from([None, True, 1, 1.0, 0, "x", "", [1], [], [True], {}, {"a": 1}])
 _more = {"novel": st.just({"x": [1]}), "stop_reason": st.none() | st.just("</s>")}
 
@@ -116,11 +118,12 @@ def asked(choice: Any, reply: Json) -> list[Any]:
     ]
 
 
-@given(_replies, st.sampled_from([None, 1]))
-def test_a_reply_gives_what_was_sent(sent: Json, indent: int | None) -> None:
+@given(_replies, st.sampled_from([None, 1]), st.booleans())
+def test_a_reply_gives_what_was_sent(sent: Json, indent: int | None, tokens: bool) -> None:
+    """Whether or not tokens are read with it."""
     api = api_of(CHAT)
     assert api is not None
-    found = api.read(json.dumps(sent, indent=indent))
+    found = api.read(json.dumps(sent, indent=indent), tokens=tokens)
     assert wholly_read(found) == sent
     for choice, plain in zip(found.get("choices", ()), sent.get("choices", ()), strict=True):
         for _ in range(2):
@@ -153,12 +156,12 @@ _texts = st.fixed_dictionaries(
 )
 
 
-@given(_texts, st.booleans())
-def test_a_text_completion_gives_what_was_sent(sent: Json, is_echo: bool) -> None:
+@given(_texts, st.booleans(), st.booleans())
+def test_a_text_completion_gives_what_was_sent(sent: Json, is_echo: bool, tokens: bool) -> None:
     api = api_of("/completions")
     assert api is not None
     params = {"prompt": "a", "echo": is_echo}
-    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
+    found, plain = api.read(json.dumps(sent), tokens=tokens), json.loads(json.dumps(sent))
     assert wholly_read(found) == plain
     pairs = zip(api.sampled(params, None, found), api.sampled(params, None, plain), strict=True)
     for ours, expected in pairs:
@@ -214,13 +217,14 @@ def check_reading(path: str, sent: Json) -> None:
     """What is read of a reply is what `json.loads` gives, asked once or again."""
     api = api_of(path)
     assert api is not None
-    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
-    assert wholly_read(found) == plain
-    pairs = zip(api.sampled({}, None, found), api.sampled({}, None, plain), strict=True)
-    for ours, expected in pairs:
-        assert (ours.index, ours.items) == (expected.index, expected.items)
-        for _ in range(2):
-            assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
+    for tokens in (False, True):
+        found, plain = api.read(json.dumps(sent), tokens=tokens), json.loads(json.dumps(sent))
+        assert wholly_read(found) == plain
+        pairs = zip(api.sampled({}, None, found), api.sampled({}, None, plain), strict=True)
+        for ours, expected in pairs:
+            assert (ours.index, ours.items) == (expected.index, expected.items)
+            for _ in range(2):
+                assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
 
 
 @given(_contents)
@@ -434,7 +438,8 @@ def test_of_a_chat_without_ids_they_are_not_looked_for_in_its_text() -> None:
     entries = [{"token": "a", "logprob": -1.0}]
     api = api_of(CHAT)
     assert api is not None
-    found = api.read(json.dumps({"choices": [{"index": 0, "logprobs": {"content": entries}}]}))
+    sent = {"choices": [{"index": 0, "logprobs": {"content": entries}}]}
+    found = api.read(json.dumps(sent), tokens=True)
     (choice,) = found["choices"]
     whole = choice._reply
     assert (sampled_ids(choice, found), sampled_logprobs(choice, None)) == (None, array("d", [-1]))
@@ -452,7 +457,8 @@ def test_texts_that_are_ids_are_found_however_they_are_written(path: str, name: 
     api = api_of(path)
     assert api is not None
     if path == CHAT:
-        bodies = [api.read(text), merge(f"data: {chunk}\n\n", path=CHAT).body]
+        bodies = [api.read(text, tokens=tokens) for tokens in (False, True)]
+        bodies.append(merge(f"data: {chunk}\n\n", path=CHAT).body)
         pairs = [(body["choices"][0], body) for body in bodies]
     else:
         pairs = [(body, body) for body in [api.read(f'{{"logprobs": {entries}}}')]]
@@ -489,8 +495,22 @@ def test_a_number_that_python_does_not_read_is_found_at_once(path: str) -> None:
     }[path]
     api = api_of(path)
     assert api is not None
-    with pytest.raises(ValueError, match="limit"):
-        api.read(text)
+    for tokens in (False, True):
+        with pytest.raises(ValueError, match="limit"):
+            api.read(text, tokens=tokens)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "-Infinity", "1e999", "9" * 40, '"a\tb"'])
+@pytest.mark.parametrize("name", ["token", "logprob", "id", "novel"])
+def test_what_only_json_reads_is_read_as_it_does(name: str, value: str, tokens: bool) -> None:
+    entry = f'{{"token": "a", "logprob": -1.0, "{name}": {value}}}'
+    text = f'{{"choices": [{{"logprobs": {{"content": [{entry}]}}, "token_ids": [{value}]}}]}}'
+    api, plain = api_of(CHAT), json.loads(text, strict=False)
+    assert api is not None
+    found = api.read(text, tokens=tokens)
+    assert repr(wholly_read(found)) == repr(plain)
+    assert repr(asked(found["choices"][0], found)) == repr(asked(plain["choices"][0], plain))
 
 
 @given(_chunks, st.sampled_from(["\n", "\r\n"]))
@@ -563,7 +583,8 @@ def test_usual_replies_and_streams_are_partly_read() -> None:
     api = api_of(CHAT)
     assert api is not None
     for found, is_cut in (
-        (api.read(json.dumps(reply)), False),
+        (api.read(json.dumps(reply)), True),
+        (api.read(json.dumps(reply), tokens=True), False),
         (merge(f"data: {json.dumps(chunk)}\n\n", path=CHAT).body, True),
     ):
         (read,) = found["choices"]
@@ -581,14 +602,17 @@ def test_what_stands_for_an_unknown_log_probability_is_found(value: Json) -> Non
     reply = {"choices": [{"index": 0, "logprobs": {"content": entries}}]}
     api = api_of(CHAT)
     assert api is not None
-    (read,), (plain,) = (made["choices"] for made in (api.read(json.dumps(reply)), reply))
-    assert isinstance(read, PartlyRead) or value is None or value is True
-    assert repr(sampled_logprobs(read, 3)) == repr(sampled_logprobs(plain, 3))
+    for tokens in (False, True):
+        found = api.read(json.dumps(reply), tokens=tokens)
+        (read,), (plain,) = (made["choices"] for made in (found, reply))
+        assert isinstance(read, PartlyRead) or value is None or value is True
+        assert repr(sampled_logprobs(read, 3)) == repr(sampled_logprobs(plain, 3))
 
 
 @pytest.mark.parametrize("damaged", ['{"choices": [{"logprobs": [}]}', '{"choices": [}', "x", ""])
 def test_what_is_no_json_is_refused(damaged: str) -> None:
     api = api_of(CHAT)
     assert api is not None
-    with pytest.raises(ValueError, match=r"Expecting|char|Extra"):
-        api.read(damaged)
+    for tokens in (False, True):
+        with pytest.raises(ValueError, match=r"Expecting|char|Extra"):
+            api.read(damaged, tokens=tokens)
