@@ -23,7 +23,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 HALF_A_LINE = (
-    "its writer was stopped in the middle of this line; only the objects that stand whole on it "
+    "its writer was stopped in the middle of this line; only the objects that are whole on it "
     "are read"
 )
 """The error of a line that is not whole, after its place."""

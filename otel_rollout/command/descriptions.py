@@ -58,8 +58,8 @@ Environment: OTEL_ROLLOUT_VIEW_INDEX, a file for the index in place of the cache
 OTEL_ROLLOUT_VIEW_REACHABLE=1 allows a --host that other machines reach."""
 EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
-are brought together wherever they stand; memory holds one group at a time.
-Beside FILE stand FILE.part and FILE.groups until it is finished:
+are brought together wherever they are; memory holds one group at a time.
+Beside FILE are FILE.part and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
 DRIFT = """\
 Show which calls continue the messages of an earlier call and not its token

@@ -1,4 +1,4 @@
-"""What the spans of one rollout tell of it from attributes alone: is it whole, and what is missing.
+"""Completeness of one rollout, from the attributes of its spans alone: whole, or what is missing.
 
 No request and no reply is read or kept. `Assembly.lost` is the judge, the same as of a trajectory's
 warnings; here are the copies of spans, and what is kept of a span: some hundred bytes.

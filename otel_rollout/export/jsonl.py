@@ -188,7 +188,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[bytes | None]:
     head, _, whole = begun_file(file, name)
     layout = layout_of(head)
     if (way := _UNREAD.get(layout or "")) is not None:
-        raise SpanFormatError(f"its trajectories must stand on one line each, as {way} writes them")
+        raise SpanFormatError(f"its trajectories must be on one line each, as {way} writes them")
     yield from _lines_of_parquet(name) if layout == "parquet" else content_lines(whole, name)
 
 

@@ -185,7 +185,7 @@ class Measurements(Observer):
 
 
 class Score:
-    """Counts the reward of one rollout: the first that it is told."""
+    """Counts the reward of one rollout: the first that it gets."""
 
     __slots__ = ("_labels", "_metrics")
 

@@ -46,11 +46,11 @@ class Assembly(Source):
 
     rollout_id: str
     trainable: bool = True
-    """Whether the rollout is to be learned from, as far as its spans tell."""
+    """Whether the rollout is to be learned from, by its spans."""
     rewards: AllRewards = field(default_factory=AllRewards)
     """The trajectory's rewards; the live trajectory's own while the rollout runs."""
     side_calls: SideCalls = field(default_factory=SideCalls)
-    """What tells the side calls among the calls that were linked."""
+    """Finds the side calls among the calls that were linked."""
     refused: int = 0
     """Exchanges that whoever collected the spans did not keep; a note says why."""
     notes: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ from otel_rollout.wire import Json, loads
 
 
 def apply_rewards(evaluations: Iterable[SpanRecord], rewards: AllRewards) -> None:
-    """Set and remove the rewards that these spans tell of, the latest last."""
+    """Set and remove the rewards of these spans, the latest last."""
     for record in _in_order(evaluations):
         change = _change(record)
         if change is None:

@@ -1,7 +1,7 @@
 """Which model calls of a rollout are not here, as warnings: lost, late, open, or never captured.
 
 The span of a rollout, and of each part that another process has of it, counts the calls that began
-there. What it counts and what came are compared; nothing else tells of a call that is not here.
+there. What it counts and what came are compared; nothing else shows a call that is not here.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ logger = logging.getLogger("otel_rollout")
 
 
 def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Trajectory]:
-    """The trajectories that these spans tell of, in order of their start.
+    """The trajectories of these spans, in order of their start.
 
     `spans`: SDK `ReadableSpan`s or what `otel_rollout.otlp` reads; spans of other libraries are
     passed over, so are spans that no ids name (with a warning in the log). The same trajectories
@@ -176,7 +176,7 @@ class _Inferred(Source):
 
 
 def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:
-    """The episodes that these spans tell of, in order of their start; see `reconstruct`.
+    """The episodes of these spans, in order of their start; see `reconstruct`.
 
     An episode whose own span is missing is not there, its trajectories are among those of
     `reconstruct`. One of whose trajectories no span came has the others.

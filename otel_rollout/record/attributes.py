@@ -17,7 +17,7 @@ from otel_rollout.wire import Json, dumps, error_text
 def identity(
     trajectory: Trajectory, operation: str, outer_group_id: str | None = None
 ) -> dict[str, Any]:
-    """Attributes that tell which trajectory a span is of.
+    """Attributes that name the trajectory of a span.
 
     The conventions' conversation is what a backend groups messages by: here, the rollout.
     outer_group_id: as `ActiveRollout` has it.

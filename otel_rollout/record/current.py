@@ -72,7 +72,7 @@ def begin(
 ) -> Run | None:
     """Open a rollout and enter its context; None, and an error in the log, if that failed.
 
-    enclosing: what is told of the rollouts inside it.
+    enclosing: what the rollouts inside it are reported to.
     """
     context = otel_context.get_current()
     gathering = waiting_gathering(context) if GATHERING in context else None

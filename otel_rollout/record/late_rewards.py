@@ -26,7 +26,7 @@ def late_reward(
 ) -> Callable[[RewardKey, Reward | None], None]:
     """A function that records rewards set after this rollout's end, numbered as they come.
 
-    score: is told each reward of the rollout as a whole.
+    score: called with each reward of the rollout as a whole.
     outer_group_id: as `ActiveRollout` has it.
     """
     number = itertools.count()

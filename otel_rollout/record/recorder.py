@@ -299,7 +299,7 @@ class ExchangeRecorder:
         """The whole reply has come, or the call failed. Only the first end counts.
 
         status: `complete`, `error`, `cancelled` or `abandoned`, from a caller that knows how the
-        call ended. None: the reply and the error tell.
+        call ended. None: the reply and the error show it.
         error: the exception that the call, or the reading of its reply, ended with. None: none; an
         error that the server answered with is found in the reply.
         """

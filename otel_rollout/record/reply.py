@@ -1,4 +1,4 @@
-"""How the reply of a model call ended, as its bytes tell, and what of it is recorded.
+"""How the reply of a model call ended, by its bytes, and what of it is recorded.
 
 A stream is parsed only if it ended abnormally: whether it is whole is seen in its last bytes.
 """
@@ -103,7 +103,7 @@ def ending_of(
     said: bool,
     ended: bool,
 ) -> Ending:
-    """How a reply ended; of a stream of events, the text tells if it is complete.
+    """How a reply ended; of a stream of events, the text shows if it is complete.
 
     body: decoded, as far as it came. error: of whoever read it. None: none.
     said: True if the content type says that it is a stream. ended: True if it was read to its end.

@@ -188,7 +188,7 @@ def _decorate(function: Any, options: Options) -> Any:
 
 
 def is_async(function: object) -> bool:
-    """True if a call of it gives a coroutine, as far as can be told without one."""
+    """True if a call of it gives a coroutine, as far as is known without one."""
     while isinstance(function, functools.partial):
         function = function.func
     call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async

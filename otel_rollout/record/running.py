@@ -52,7 +52,7 @@ class Recorder(Protocol):
 
 
 class Enclosing(Protocol):
-    """Something that the rollouts inside it are told to, such as a workflow."""
+    """Something that the rollouts inside it are reported to, such as a workflow."""
 
     def began(self, trajectory: Trajectory) -> None:
         """A rollout has begun."""
@@ -65,7 +65,7 @@ class OpenStream(Protocol):
     """A call whose reply is being read when its rollout ends."""
 
     def leave(self) -> None:
-        """Record the call as it stands."""
+        """Record the call as it is now."""
 
 
 class ForPrograms(Protocol):
@@ -397,9 +397,9 @@ class ActiveRollout:
             self.id,
         )
 
-    @guarded("the processes that began inside a rollout could not be heard")
+    @guarded("reports of the processes that began inside a rollout could not be read")
     def hear(self) -> None:
-        """Count what the processes that began inside it have told it."""
+        """Count the reports of the processes that began inside it."""
         with self.lock:
             path, self.told = self.told, None
             if path is not None and self.pid == os.getpid():  # else it is the parent's

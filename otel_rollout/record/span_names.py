@@ -1,6 +1,6 @@
 """Names of spans, for people who look through a list of them.
 
-Backends list the operations of a service by span name, so there are few names: what tells spans
+Backends list the operations of a service by span name, so there are few names: what marks spans
 apart is a number, and what comes from the user is bounded.
 """
 
@@ -29,7 +29,7 @@ PART_NAME = "continue_rollout in another process"
 
 
 class Numbering:
-    """Numbers spans of the same name that stand side by side, the second one on."""
+    """Numbers spans of the same name that are side by side, the second one on."""
 
     def __init__(self) -> None:
         self.task_id: str | None = None
@@ -40,7 +40,7 @@ class Numbering:
     def numbered(self, name: str, after: int = 0) -> str:
         """The name, with its number if it had been given before.
 
-        after: what they stand behind; after another one they are numbered from the start.
+        after: the call that they follow; after another one they are numbered from the start.
         """
         if after != self._after:
             self._after = after

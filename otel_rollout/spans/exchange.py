@@ -396,7 +396,7 @@ def unread(exchange: Exchange, error: Exception) -> Exchange:
 
 
 PACKED = "~packed"
-"""The member of an object that stands in a response for token ids that are on the span apart: their
+"""The member of an object that replaces token ids in a response; the span has them elsewhere: their
 number among these. Few responses have the first character of it, which is quickly looked for."""
 PLACEHOLDER = f'{{"{PACKED}":'
 

@@ -312,7 +312,7 @@ def absent(span: SpanRecord) -> list[str]:
 
 _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS))
 
-# What was asked shows without these: digests tell whether what they name has come.
+# What was asked shows without these: digests show whether what they name has come.
 _UNDECISIVE = _RESPONSE | {
     *(sc.RESPONSE_STATUS_CODE, sc.RESPONSE_PROMPT_IDS, sc.RESPONSE_FORM, sc.REQUEST_ADDED),
     *(sc.EXCHANGE_RETRIED, sc.EXCHANGE_SESSION, sc.EXCHANGE_REFUSED, sc.EXCHANGE_POLICY_MODEL),
@@ -407,7 +407,7 @@ _STATUSES = ("complete", "error", "cancelled", "abandoned")
 
 
 def _status(span: SpanRecord, damage: list[str]) -> str:
-    """How the call ended; `abandoned` where nothing tells."""
+    """How the call ended; `abandoned` where it is not known."""
     status = span.text(sc.EXCHANGE_STATUS) or "abandoned"
     if status in _STATUSES:
         return status

@@ -67,7 +67,7 @@ class SpanRecord:
     """Names of attributes that were truncated, dropped or are of a wrong type, and of other fields
     of a wrong type or in which copies differ; `attributes` has no value for them."""
     dropped_attributes: int = 0
-    """Number of attributes that the SDK dropped at its limit, if the source tells; else 0."""
+    """Number of attributes that the SDK dropped at its limit, if the source reports it; else 0."""
     is_checked: bool = field(default=False, compare=False)
     """True if it is known to be as it was written: nothing is looked for that was cut."""
 
@@ -144,7 +144,7 @@ def carried(value: AttributeValue) -> AttributeValue:
 _KINDS = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
 """One of these is on each span that has lengths."""
 _is_rollout_id = re.compile(r"[0-9a-f]{32}").fullmatch
-"""A rollout's id as this library makes it; needed where no length tells whether one is whole."""
+"""A rollout's id as this library makes it; needed where no length shows whether one is whole."""
 
 
 def _checked(record: SpanRecord) -> SpanRecord:
@@ -196,7 +196,7 @@ def _of_other_lengths(record: SpanRecord) -> tuple[SpanRecord, set[str]]:
     try:
         lengths = numbers_of(there.get(sc.LENGTHS))
     except ValueError:
-        # The seal itself: nothing but what the span is stands, and an id that shows no cut.
+        # The seal itself: nothing remains but what the span is, and an id that shows no cut.
         whole = {*_KINDS[:-1]}
         if _is_rollout_id(record.text(sc.ROLLOUT_ID) or ""):
             whole.add(sc.ROLLOUT_ID)

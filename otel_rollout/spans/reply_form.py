@@ -30,7 +30,7 @@ class Form:
     framing: str | None = None
     """`lines` if the data of each event came as a line. None: it came as events."""
     raw: str | None = None
-    """All of its bytes, as `packed` gives them, where none of these tells them."""
+    """All of its bytes, as `packed` gives them, where none of these has them."""
 
 
 USUAL = Form()

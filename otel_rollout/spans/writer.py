@@ -90,7 +90,7 @@ class _Arrays:
         self._chain = [self._root]
 
     def continues_last(self, body: bytes, start: int) -> int:
-        """How many bytes from `start` on are the last array, which what stands there continues."""
+        """How many bytes from `start` on are the last array, which the text there continues."""
         end = start + len(self._text)
         # A number that goes on after the prefix would be another element.
         return len(self._text) if body.startswith(self._text, start) and _ends(body, end) else 0

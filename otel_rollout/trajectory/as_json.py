@@ -1,7 +1,7 @@
 """Trajectories as JSON, at a size that is linear in their content: each message is written once.
 
 `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content], rows count
-from 1, and the exchanges name rows. A large message that stands after several prefixes is written
+from 1, and the exchanges name rows. A large message that follows several prefixes is written
 once; its other rows are [row before, null, row that has it]. So it is with `params`: a row is
 [params], or [params, {name: row that has it}] where long values are null in it, since earlier rows
 have them; these rows count from 0.

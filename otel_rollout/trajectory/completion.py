@@ -68,7 +68,7 @@ class Completion:
     rewards: AllRewards
     """All rewards of the trajectory."""
     judge: Callable[[Completion], str | None] | None = None
-    """Returns why one of the trajectory is a side call, as far as its calls tell that came. None:
+    """Returns why one of the trajectory is a side call, by the calls of it that came. None:
     only those that were recorded as such are."""
 
     @property

@@ -32,7 +32,7 @@ class TokenFork:
     after_id: str
     """Id of the completion that continues it."""
     cause: ForkCause
-    """Why the ids differ, as far as messages, ids and the texts of tokens tell."""
+    """Why the ids differ, as far as messages, ids and the texts of tokens show."""
     position: int
     """The first place where the ids differ, from 0: so many tokens are the same."""
     held: int

@@ -295,7 +295,7 @@ def rewritten(completions: Sequence[Completion]) -> set[Completion]:
 
 
 def quoted(completions: Sequence[Completion]) -> set[Completion]:
-    """The completions whose longest line stands in a message of the next request of their agent.
+    """The completions whose longest line is in a message of the next request of their agent.
 
     ReAct agents write their past into the prompt so. An agent is known by its first message and its
     tools; its next request is the one that began after this one.

@@ -437,7 +437,7 @@ def _why_no_ids(completion: Completion) -> NotExact:
 def _is_parsed(completion: Completion) -> bool:
     """Whether the server may have parsed the reply for tool calls, or for reasoning.
 
-    A parser that loses all reasoning leaves none to see: what was asked for, or came before, tells.
+    A parser that loses all reasoning leaves none to see: the request, or a former reply, has some.
     """
     message, params = completion.message or {}, completion.exchange.params
     offered = bool(params.get("tools") or params.get("functions"))

@@ -339,7 +339,7 @@ class ModelApi:
         return None
 
     def outcome(self, reply: Json) -> str | None:
-        """How the call ended by its reply's own account, as `Completion.status`; None: not told."""
+        """How the call ended by its reply, as `Completion.status`; None: not known."""
         return None
 
     # --- replies that are made in the background

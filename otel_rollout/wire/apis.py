@@ -88,7 +88,7 @@ def asks_a_model(path: str) -> bool:
 def endpoint_of(path: str) -> str | None:
     """The path (without its query) that names a call, as a client library would name it.
 
-    Whatever stands before it in an address differs from server to server. None where neither a
+    The part before it in an address differs from server to server. None where neither a
     model API nor the making of embeddings is known at the path.
     """
     path = path.removesuffix("/")

@@ -54,7 +54,7 @@ _NAMING = {OF_CHOICE, *OF_REPLY}
 """Members of a choice, and of a reply, in which a server may name versions of its weights."""
 _LARGEST_INDEX = (1 << 31) - 1
 _PADDING = "obfuscation"
-"""Noise on the chunks of a stream, so that their lengths tell nothing."""
+"""Noise on the chunks of a stream, so that their lengths reveal nothing."""
 
 
 def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, Choice]]:

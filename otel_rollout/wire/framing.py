@@ -113,7 +113,7 @@ class FrameCutter(Cutter):
     def as_event(self, piece: bytes) -> bytes:
         """The event inside the frame that AWS (Bedrock) puts around it.
 
-        The type of an event that stands in the frame's headers becomes the one member of an object
+        The type of an event, in the frame's headers, becomes the one member of an object
         around it, as boto3 gives it. ValueError for bytes that are no such frame.
         """
         if len(piece) < _HEAD.size:

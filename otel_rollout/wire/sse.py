@@ -64,7 +64,7 @@ def data_of(event: bytes) -> str:
 
 
 def is_events(body: bytes, content_type_says: bool) -> bool:
-    """True if these are server-sent events: their first bytes tell, else their content type."""
+    """True if these are server-sent events: by their first bytes, else by their content type."""
     start = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     return start.startswith(_FIRST) or (content_type_says and _begins_an_object(body) is None)
 

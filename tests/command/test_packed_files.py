@@ -171,7 +171,7 @@ def test_what_does_not_stand_on_lines_is_said_once(
     folder.mkdir()
     other = folder / "a"
     other.write_bytes(change(plain.read_bytes()))
-    said = f"{other}: its trajectories must stand on one line each, as `{way}` writes them"
+    said = f"{other}: its trajectories must be on one line each, as `{way}` writes them"
     for verb in ("list", "show", "check", "drift"):
         assert main([verb, str(other)]) != 0
         output = capsys.readouterr().err.splitlines()

@@ -146,7 +146,7 @@ def _read_reply_fields(span: SpanRecord, call: ForeignCall) -> None:
         call.reply = None
     if rows:
         call.also_loses |= _LOST_IN_REPLY_FIELDS
-    if len(rows) > 1:  # one reason stands for all of them
+    if len(rows) > 1:  # one reason is that of all of them
         call.also_loses |= {Fact.FINISH_REASON}
     check_not_empty(call)
 

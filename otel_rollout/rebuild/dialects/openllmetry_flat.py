@@ -112,7 +112,7 @@ def _read_reply(span: SpanRecord, call: ForeignCall) -> None:
     counted = usage(
         span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
         span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
-        # It writes 0 where the server told nothing.
+        # It writes 0 where the server counted nothing.
         cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
         reasoning=span.integer(_REASONING_TOKENS) or None,
     )

@@ -339,7 +339,7 @@ def _of_others(
     """The span ids of each other instrumentation among the calls inside one."""
     found: dict[tuple[str, str], list[str]] = {}
     for each in inner:
-        # A call of one API may be told as one of another: as chat, by most of them.
+        # A call of one API may be written as one of another: as chat, by most of them.
         is_one = each.path == outer.path or "/embeddings" not in (each.path, outer.path)
         if is_one and writers[each.span_id] != writers[outer.span_id]:
             found.setdefault(writers[each.span_id], []).append(each.span_id)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _BAR_SECONDS = 1.0
-"""Time between two looks of the bar on a terminal, which also tell what waits."""
+"""Time between two looks of the bar on a terminal, which also show what waits."""
 _LINE_SECONDS = 30.0
 """Time between two lines where stderr is no terminal."""
 _WINDOW_SECONDS = 30.0
 """Time over which tokens per second are the mean."""
 _WAITS = 3
-"""Runs that take longest, of which a line tells; a bar has room for one."""
+"""Runs that take longest, which a line names; a bar has room for one."""
 
 
 class RolloutProgress:

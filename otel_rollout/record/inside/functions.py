@@ -132,7 +132,7 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
 
     It adds fields that vLLM and servers like it take (`return_token_ids`, `logprobs`) to requests
     of `/chat/completions` and `/completions`, and asks streams for their count of tokens
-    (`stream_options.include_usage`), without which nothing tells whether a server lost some. A
+    (`stream_options.include_usage`), without which a loss of the server is not seen. A
     field that the call itself sets stays. Calls outside rollouts and under `no_capture()` stay as
     they are. The agent sees whatever the server sends, but for the chunk with the count, if it did
     not ask for that itself. Servers that do not know the fields may refuse the request.
@@ -147,7 +147,7 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
 
 
 def is_drawn_around() -> bool:
-    """True in a rollout, inside the span of a model call that another library draws."""
+    """True in a rollout, inside the span of a model call that another library makes."""
     span = trace.get_current_span()
     scope = getattr(span, "instrumentation_scope", None)
     if scope is None or scope.name == sc.SCOPE or not span.is_recording():

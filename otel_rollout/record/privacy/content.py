@@ -25,7 +25,7 @@ SWITCHES = {
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "no_content",
     "TRACELOOP_TRACE_CONTENT": "false",
 }
-"""Variables by which instrumentations are told to leave content out, with the value that does."""
+"""Variables that let instrumentations leave content out, with the value that does."""
 _ON = {"", "true", "1", "yes", "on", "span_only", "span_and_event"}
 """Their values, in lower case, with which content is on spans: instrumentations leave it out with
 any other, also with one that they do not know."""

@@ -78,7 +78,7 @@ _PATTERNS = (
     (re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{6,}", re.I), rf"\1 {REDACTED}"),
     (re.compile(r"\b(?:sk|pk|rk|gsk|hf|xai)[-_][\w-]{8,}"), REDACTED),
     (
-        # An assignment, a field of a query, or a member of JSON, which may stand in a text of JSON.
+        # An assignment, a field of a query, or a member of JSON, which may be in a text of JSON.
         re.compile(
             r"""((?:key|token|secret|password|passwd|signature|\bsig|credential)\\*["']?\s*"""
             r"""(?:=\s*\\*["']?|:\s*\\*["']))[^\s"'&,;()\[\]{}\\]{8,}""",
@@ -165,7 +165,7 @@ def _is_of_model(reply: Mapping[str, Any]) -> bool:
 
 
 def secret_forms(secret: str) -> set[str]:
-    """The secret as it stands in plain text, JSON, Python's `repr`, an address, and in base64."""
+    """The secret as it is in plain text, JSON, Python's `repr`, an address, and in base64."""
     plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     quoted = {quote(secret, errors="replace"), quote(secret, safe="", errors="replace")}
     quoted.add(quote_plus(secret, errors="replace"))

@@ -21,7 +21,7 @@ def new_file() -> str:
 
 
 def tell(path: str | None, what: bytes) -> None:
-    """Tell a rollout; one that has ended, or has no file, hears nothing."""
+    """Report to a rollout; one that has ended, or has no file, gets nothing."""
     if path is None:
         return
     with suppress(OSError):
@@ -33,7 +33,7 @@ def tell(path: str | None, what: bytes) -> None:
 
 
 def heard(path: str) -> bytes:
-    """All that the rollout was told; its file ends."""
+    """All reports to the rollout; its file is removed."""
     try:
         with open(path, "rb") as file:
             return file.read()

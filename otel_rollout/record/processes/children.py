@@ -59,7 +59,7 @@ def _beginning() -> ActiveRollout | None:
 
 def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
     active = None
-    with guarded("a process could not be told of its rollout; its calls are not recorded"):
+    with guarded("a process was not given its rollout; its calls are not recorded"):
         active = _beginning()
         if active is not None:
             # Plain values and a light module: a process that never records imports no more.

@@ -193,7 +193,7 @@ def _mapping(carrier: Any) -> Carrier:
 OUTSIDE = otel_context.set_value(
     CAPTURE_OFF, True, otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True, Context())
 )
-"""The context of a gateway's own work: in no rollout, and nobody's instrumentation draws it."""
+"""The context of a gateway's own work: in no rollout, and no instrumentation makes spans of it."""
 
 
 def headers_of(active: ActiveRollout, *, environ: bool = False) -> dict[str, str]:

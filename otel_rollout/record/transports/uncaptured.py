@@ -27,8 +27,8 @@ def note_uncaptured(active: ActiveRollout, library: str, path: str, *, drawn: bo
     """Count a request of a rollout to a model's path that is not captured.
 
     library: what sends it, such as `ollama (httpx)`.
-    path: the path of the request, or an address; or, of a span that told of it, its name.
-    drawn: True if a span told of it; False: a request was seen.
+    path: the path of the request, or an address; or the name of the span that reports it.
+    drawn: True if a span reports it; False: a request was seen.
     """
     if path.startswith("/") or "://" in path:
         path = public_path(path).partition("?")[0]

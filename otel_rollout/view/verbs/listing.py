@@ -93,7 +93,7 @@ class Column:
     most: int = 0
     """Characters that it grows to where there is room; 0: it does not grow."""
     is_text: bool = False
-    """True if it stands left, and is cut where it is too long."""
+    """True if it is aligned left, and truncated where it is too long."""
     rank: int = 0
     """Columns of the highest rank are left out first where the line is too short."""
 

@@ -37,7 +37,7 @@ class NeverEnded:
         """Those that did not end, once `settle` was called."""
 
     def settle(self, records: StartedRecords, ended: Callable[[str], bool]) -> None:
-        """Find those that did not end, by what tells of an id whether its rollout did.
+        """Find those that did not end, by a function that returns whether the rollout of an id did.
 
         records: what the spans of the sources say.
         """

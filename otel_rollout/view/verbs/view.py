@@ -1,4 +1,4 @@
-"""The verb `view`: a page on this machine that shows trajectories, until it is told to stop.
+"""The verb `view`: a page on this machine that shows trajectories, until it is stopped.
 
 The first line of its output is its address.
 """
