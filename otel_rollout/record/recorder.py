@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
@@ -76,16 +77,14 @@ class ExchangeRecorder:
     known."""
     is_events = False
     """True if the reply is a stream: by its content type, and at its end by its bytes."""
-    added = b""
-    """Those messages of its request that no earlier one of the rollout had, as JSON."""
     known: tuple[str, int] = "", 0
     """Digest and number of the messages that an earlier one had."""
     error: tuple[str, str] | None = None
     """The name of the error that it ended with, and a sentence. None: it ended with none."""
     _asks_anew = False
     """True if the next attempt is of another body, and recorded instead."""
-    _recorded: tuple[bytes, slice] = b"", slice(0)
-    """The request's body as it may be recorded, and where its messages are."""
+    _recorded: tuple[bytes, slice, slice] = b"", slice(0), slice(0)
+    """The request's body as it may be recorded, where its messages are, and the new ones."""
     _is_redacted = False
     """True if the request or the response was redacted."""
     encoding: str | None = None
@@ -128,10 +127,8 @@ class ExchangeRecorder:
         )
         self.began_ns = time.time_ns()
         above: trace.SpanContext | None = getattr(self.span, "parent", None)
-        is_exported = self.span.get_span_context().trace_flags.sampled
-        self._call = rollout.others.called(
-            above.span_id if above else 0, self.began_ns, is_exported=is_exported
-        )
+        span_id, flags = above.span_id if above else 0, self.span.get_span_context().trace_flags
+        self._call = rollout.others.called(span_id, self.began_ns, is_exported=flags.sampled)
         self._observers.notify("call_began", self)
 
     # --- the request
@@ -210,7 +207,7 @@ class ExchangeRecorder:
             attributes = writer.request(body)
             added, messages = slice(*writer.added), slice(*writer.conversation)
             self.known = writer.known_digest, writer.known_count
-        self.added, self._recorded = body[added], (body, messages)
+        self._recorded = body, messages, added
         self._written |= attributes
         self.span.set_attributes(attributes)
         self._observers.notify("requested", self, body, attributes)
@@ -246,8 +243,12 @@ class ExchangeRecorder:
     @property
     def messages(self) -> bytes:
         """The messages of its request, as JSON without brackets."""
-        body, where = self._recorded
-        return body[where]
+        return self._recorded[0][self._recorded[1]]
+
+    @property
+    def added(self) -> bytes:
+        """Those messages of its request that no earlier one of the rollout had, as JSON."""
+        return self._recorded[0][self._recorded[2]]
 
     @property
     def ended_ns(self) -> int:
@@ -339,8 +340,7 @@ class ExchangeRecorder:
         """
         if self.is_streaming and self._left_ns is None:
             self._left_ns = time.time_ns()
-            number = self.responses
-            process_state.waiting.append(lambda: self.leave(number, error))
+            process_state.waiting.append(partial(self.leave, self.responses, error))
 
     def _end_stream(self, error: BaseException | None, *, ended: bool) -> None:
         with self._lock:
@@ -445,5 +445,5 @@ class ExchangeRecorder:
     def _let_go(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
         self._chunks = self._body = self._asked.body = None
-        self.added, self._recorded = b"", (b"", slice(0))
+        self._recorded = b"", slice(0), slice(0)
         self._form, self._written, self.context = WireForm(), {}, otel_context.Context()

@@ -175,11 +175,20 @@ def may_be_error(body: bytes) -> bool:
         return True
     # A member of the reply itself is before its choices, or after them: nearly all of a long reply
     # is the log-probabilities in between.
-    start, end = body.find(b'"choices"'), body.rfind(b'"finish_reason"')
+    # The last list may be long, too; if it has no string, it is one of numbers.
+    after = body.rfind(b"]")
+    before = body.rfind(b"[", 0, after)
+    if before < 0 or body.find(b'"', before, after) >= 0:
+        before = after = len(body)
+    start, end = body.find(b'"choices"'), body.rfind(b'"finish_reason"', 0, before)
     if not 0 <= start < end:
         start = end = 0
     # A search for the plain text is faster than one for the pattern, and backwards twice as fast.
-    is_named = body.rfind(b'"error"', end) >= 0 or body.rfind(b'"error"', 0, start) >= 0
+    is_named = (
+        body.rfind(b'"error"', end, before) >= 0
+        or body.rfind(b'"error"', after) >= 0
+        or body.rfind(b'"error"', 0, start) >= 0
+    )
     return is_named and _has_error(body) is not None
 
 

@@ -21,6 +21,7 @@ import re
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from hashlib import blake2b
 from operator import attrgetter
 
@@ -52,8 +53,6 @@ _LONGEST_TEXT = 1 << 20
 
 _AFTER = frozenset((b",", b"]", b" ", b"\t", b"\r", b"\n"))
 _ROOT = b""
-
-
 _Attributes = dict[str, "str | int | float | bool"]
 
 
@@ -65,8 +64,10 @@ class _Prefix:
     """Bytes from after `[` to the end of the prefix's last element."""
     first: int
     """Bytes from after `[` to the beginning of that element."""
-    checksum: int
-    """CRC-32 of the bytes up to `end`: the prefix may be that of another body with the same one."""
+    before: bytes
+    """What is between that element and the one before it."""
+    tail: bytes
+    """Its last bytes: an array without them there need not be digested to be known as another."""
     digest: bytes
     """Digest of the elements, which is written on spans."""
     count: int
@@ -84,7 +85,7 @@ class _Arrays:
     """
 
     def __init__(self) -> None:
-        self._root = _Prefix(0, 0, 0, _ROOT, 0, copies=COPIES)
+        self._root = _Prefix(0, 0, b"", b"", _ROOT, 0, copies=COPIES)
         self._text: bytes | memoryview = b""
         """The last array from after `[` to the end of its last element; b"" if it is too long."""
         self._chain = [self._root]
@@ -99,17 +100,16 @@ class _Arrays:
         """The prefixes of the array at `start` that are in the tree, shortest first."""
         chain = self._chain.copy() if self.continues_last(body, start) else [self._root]
         view = memoryview(body)
-        position, checksum = start + chain[-1].end, chain[-1].checksum
         while True:
+            position = start + chain[-1].end
             for child in chain[-1].children:
                 end = start + child.end
                 if end >= len(view):
                     return chain
-                checksum = crc32(view[position:end], checksum)
-                position = end
                 if (
-                    checksum == child.checksum
+                    body.startswith(child.tail, end - len(child.tail))
                     and _ends(body, end)
+                    and body[position : start + child.first] == child.before
                     and digest_of(view[start + child.first : end]) == child.own
                 ):
                     chain.append(child)
@@ -240,12 +240,12 @@ class ExchangeWriter:
         return copies < COPIES
 
     def _find_messages(self, key: str, text: str, body: bytes, start: int) -> _Messages:
-        chain, view = self._messages.known(body, start), memoryview(body)
+        chain = self._messages.known(body, start)
         last = chain[-1]
         position = end = start + last.end
         new: list[_Prefix] = []
         for _, first, end in elements(text, position):
-            new.append(_next(last, view, start, first, end))
+            new.append(_next(last, body, start, first, end))
             last = new[-1]
         return _Messages(key, start, expect(text, end, "]"), chain, new)
 
@@ -273,9 +273,11 @@ class ExchangeWriter:
                     pieces += (view[in_pieces:first], b",null")
                     in_pieces = end
         pieces.append(view[in_pieces:end])
+        added = b"".join(pieces) if repeated else pieces[0]
+        text = _text(memoryview(added)[_between(added).end() :])
         attributes: _Attributes = {
             sc.REQUEST_KEY: messages.key,
-            sc.REQUEST_MESSAGES: f"[{_text(b''.join(pieces).lstrip(_BETWEEN))}]",
+            sc.REQUEST_MESSAGES: f"[{text}]",
             sc.REQUEST_DIGEST: last.digest.hex(),
             sc.REQUEST_BASE_DIGEST: base.digest.hex(),
             sc.REQUEST_BASE_COUNT: base.count,
@@ -290,7 +292,7 @@ class ExchangeWriter:
         They are written as those of prompts in replies, of which they are one copy.
         """
         body = b"[%b]" % ",".join(map(str, ids)).encode()
-        prompt = self._prompt(body, 1, len(body) - 1)
+        prompt = "".join(self._prompt(body, 1, len(body) - 1))
         return {sc.REQUEST_SUPPLIED: f'{{"held":{held},"prompt":{prompt}}}'}
 
     def response(
@@ -307,38 +309,39 @@ class ExchangeWriter:
         """
         attributes: _Attributes = {}
         self.checksums = {}
-        unlike, whole = dict(form or ()), body
+        unlike = dict(form or ())
         raw = unlike.pop("raw", None)
-        body, prompts = self._without_prompts(body)
+        pieces, prompts = self._without_prompts(body)
         if prompts:
-            attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
+            attributes[sc.RESPONSE_PROMPT_IDS] = prompts
             if self._separator != _USUAL:
                 unlike["separator"] = self._separator.decode()
         try:
-            text = body.decode()
+            text = _joined(pieces)
+            is_ascii = text.isascii()  # then its bytes are those of the pieces
         except UnicodeDecodeError:
-            text, raw = _text(body), whole if raw is None else raw
+            text, raw, is_ascii = _text(b"".join(pieces)), body if raw is None else raw, False
         if events:
             if "\r" in text:
                 if text.count("\r\n") == text.count("\r") == text.count("\n"):
                     unlike["line_end"] = "\r\n"
                 elif raw is None:
-                    raw = whole
+                    raw = body
                 text = with_newlines(text)
             attributes[sc.RESPONSE_EVENTS] = pack_events(text)
         else:
             attributes[sc.RESPONSE_BODY] = text
-            if text.isascii() and len(text) == len(body):  # then its bytes are these
-                self.checksums[sc.RESPONSE_BODY] = crc32(body)
+            if is_ascii:
+                self.checksums[sc.RESPONSE_BODY] = reduce(lambda c, p: crc32(p, c), pieces, 0)
         if raw is not None:
-            unlike |= {"framing": "lines"} if as_lines(whole) == raw else {"raw": packed(raw)}
+            unlike |= {"framing": "lines"} if as_lines(body) == raw else {"raw": packed(raw)}
         if unlike:
             attributes[sc.RESPONSE_FORM] = dumps(unlike)
         return attributes
 
-    def _without_prompts(self, body: bytes) -> tuple[bytes, list[str]]:
-        """The body with a placeholder for every `"prompt_token_ids": [...]`, or its like, and what
-        is written of each.
+    def _without_prompts(self, body: bytes) -> tuple[list[bytes | memoryview], str]:
+        """The body, in pieces, with a placeholder for every `"prompt_token_ids": [...]`, or its
+        like, and what is written of these, as a list; "" if there is none.
 
         A string of the body cannot be mistaken for one: it would have its quotes escaped. And if
         it were, what is cut out is put back the same.
@@ -356,14 +359,15 @@ class ExchangeWriter:
                         after = end
                 position = after
         if not found or (PACKED[0].encode() in body and _PLACEHOLDER in body):
-            return body, []
+            return [body], ""
         view, position = memoryview(body), 0
         pieces: list[bytes | memoryview] = []
+        prompts: list[str] = []
         for number, (start, end) in enumerate(found):
             pieces += (view[position : start - 1], b"%b%d}" % (_PLACEHOLDER, number))
             position = end + 1
-        prompts = [self._prompt(body, start, end) for start, end in found]
-        return b"".join((*pieces, view[position:])), prompts
+            prompts += (",", *self._prompt(body, start, end))
+        return [*pieces, view[position:]], "".join(("[", *prompts[1:], "]"))
 
     def _are_numbers(self, body: bytes, start: int, end: int, *, is_first: bool) -> bool:
         """Whether they are ids with the same between all of them: that of the first such array."""
@@ -381,25 +385,26 @@ class ExchangeWriter:
             self._separator = between
         return between == self._separator
 
-    def _prompt(self, body: bytes, start: int, end: int) -> str:
+    def _prompt(self, body: bytes, start: int, end: int) -> list[str]:
+        """What is written of the ids from `start` to `end`, in pieces: they may be long."""
         chain, view = self._prompts.known(body, start), memoryview(body)
         new: list[_Prefix] = []
         base = _last_copied(chain)
         known = chain[-1]
         if end > start + known.end:
             first = _gap(body, start + known.end, end).end()
-            new.append(_next(known, view, start, first, end))
+            new.append(_next(known, body, start, first, end))
         self._prompts.add(chain, new, body, start)
-        blocks: list[str] = []
+        last = new[-1] if new else known
+        pieces = [f'{{"base":"{base.digest.hex()}","digest":"{last.digest.hex()}","blocks":[']
         position = base.end
         for prefix in [*chain, *new][chain.index(base) + 1 :]:
             prefix.copies += 1
             first, stop = _gap(body, start + position).end(), start + prefix.end
-            blocks.append(f'"{str(view[first:stop], "ascii")}"')
+            pieces += ('"', str(view[first:stop], "ascii"), '",')
             position = prefix.end
-        last = new[-1] if new else known
-        digests = f'"base":"{base.digest.hex()}","digest":"{last.digest.hex()}"'
-        return f'{{{digests},"blocks":[{",".join(blocks)}]}}'
+        pieces[-1] = pieces[-1].removesuffix(",") + "]}"
+        return pieces
 
 
 def _last_copied(chain: list[_Prefix]) -> _Prefix:
@@ -410,15 +415,18 @@ def _last_copied(chain: list[_Prefix]) -> _Prefix:
     return chain[0]
 
 
-def _next(last: _Prefix, view: memoryview, start: int, first: int, end: int) -> _Prefix:
+def _next(last: _Prefix, body: bytes, start: int, first: int, end: int) -> _Prefix:
     """The prefix that is one element longer, which is at `first` in the body."""
-    own = blake2b(view[first:end], digest_size=16).digest()  # what `digest_of` gives
-    checksum = crc32(view[start + last.end : end], last.checksum)
+    own = blake2b(memoryview(body)[first:end], digest_size=16).digest()  # what `digest_of` gives
     digest = blake2b(last.digest + own, digest_size=16).digest()
-    return _Prefix(end - start, first - start, checksum, digest, last.count + 1, own=own)
+    before, tail = body[start + last.end : first], body[max(first, end - _TAIL) : end]
+    return _Prefix(end - start, first - start, before, tail, digest, last.count + 1, own=own)
 
 
-_BETWEEN = b" ,\t\r\n"
+_TAIL = 32
+"""Bytes of an element that are compared before it is digested."""
+
+_between: Callable[..., re.Match[bytes]] = re.compile(rb"[ ,\t\r\n]*").match  # type: ignore[assignment]
 
 _USUAL, _SPACED = b",", b", "
 _PLACEHOLDER = PLACEHOLDER.encode()
@@ -430,6 +438,13 @@ _array = re.compile(rb"\s*:\s*\[").match
 _gap: Callable[..., re.Match[bytes]] = re.compile(rb"[ ,]*").match  # type: ignore[assignment]
 
 
-def _text(body: bytes) -> str:
+def _joined(pieces: Sequence[bytes | memoryview]) -> str:
+    text = str(pieces[0], "utf-8")
+    for piece in pieces[1:]:
+        text += str(piece, "utf-8")  # in place: the first is nearly all of it
+    return text
+
+
+def _text(body: bytes | memoryview) -> str:
     """The body as text that every exporter can carry; bytes that are no UTF-8 stay visible."""
-    return body.decode("utf-8", "backslashreplace")
+    return str(body, "utf-8", "backslashreplace")

@@ -29,7 +29,10 @@ def elements(text: str, position: int) -> Iterator[tuple[Json, int, int]]:
 
     `position` is just after `[` or after an earlier element.
     """
+    is_first = text.startswith("[", position - 1)
     position = _space(text, position).end()
+    if not is_first and not text.startswith((",", "]"), position):
+        raise ValueError(f"not JSON at character {position}: expected ',' or ']'")
     while not text.startswith("]", position):
         if text.startswith(",", position):
             position = _space(text, position + 1).end()

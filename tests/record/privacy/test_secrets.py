@@ -383,6 +383,10 @@ FAILED = '"error":{"code":1}'
         (('"choices":[]', FAILED), True),
         (('"finish_reason":null', FAILED, '"choices":[]'), True),
         (('"content":"x"', FAILED), True),
+        ((ANSWERED, '"prompt_token_ids":[1,2]'), False),
+        ((ANSWERED, FAILED, '"prompt_token_ids":[1,2]'), True),
+        ((ANSWERED, '"prompt_token_ids":[1,2]', FAILED), True),
+        ((ANSWERED, '"details":[{"error":1}]'), True),
     ],
 )
 def test_a_reply_may_be_an_error_wherever_it_says_so(
