@@ -99,7 +99,7 @@ class Audit:
         groups = defaultdict[str, list[Head]](list)
         sizes = defaultdict[str, int](int)
         for started in self.started.started.values():
-            if started.group_id is not None:
+            if started.group_id:
                 sizes[started.group_id] = max(sizes[started.group_id], started.group_size or 0)
         for head in self._heads.values():
             if head.group is not None:

@@ -129,7 +129,7 @@ class Head(Struct, frozen=True, omit_defaults=True):
             lost += (sentences.DAMAGED(span=exchange.span_id, damage=d) for d in exchange.damage)
         return cls(
             rollout=trajectory.id,
-            group=trajectory.group_id,
+            group=trajectory.group_id or None,
             size=_bounded(trajectory.group_size),
             sample=_bounded(trajectory.sample_index),
             task=trajectory.task_id,

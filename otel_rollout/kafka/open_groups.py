@@ -138,7 +138,9 @@ class OpenGroup:
         members = self.members
         if not members:
             return [f"{self.key!r}: only rollouts inside it have come"]
-        if members[0].group_id is not None and not any(one.group_size for one in members):
+        if not members[0].group_id:
+            return []  # a rollout alone
+        if not any(one.group_size for one in members):
             return [f"group {self.key!r} has no size: more of it may come"]
         return [str(each) for each in groups_not_whole(members)]
 

@@ -186,6 +186,16 @@ def test_a_group_without_a_size_waits():
     assert (names([unit]), unit.size, unit.short_by) == ([["a", "b"]], None, 0)
 
 
+def test_a_group_without_a_name_is_none():
+    """Each of its rollouts is alone, whatever size they name."""
+    every = machine()
+    for number, id_ in enumerate("rs"):
+        every.add(own(id_, ROLLOUT_GROUP_ID="", ROLLOUT_GROUP_SIZE=2), number, 0.0)
+        (unit,) = every.whole()
+        assert (unit.group, unit.name, unit.is_extra) == (None, id_, False)
+        every.done(unit)
+
+
 def test_a_sample_that_was_tried_again():
     """The group has each number once; the rollout that never ended is extra, and reported."""
     rollouts = machine()

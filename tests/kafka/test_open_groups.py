@@ -204,6 +204,8 @@ def test_a_group_out_of_time_says_what_is_missing(record: Record, missing: str) 
     assert group.missing == [missing]
 
 
-def test_a_rollout_without_a_group_is_whole() -> None:
+@pytest.mark.parametrize("group", [None, ""])
+def test_a_rollout_without_a_group_is_whole(group: str | None) -> None:
     """It needs nothing else."""
-    assert read(OpenGroups(), [sample(None, 0)]) == [("None-0", ["None-0"])]
+    key = f"{group}-0"
+    assert read(OpenGroups(), [sample(group, 0)]) == [(key, [key])]
