@@ -374,6 +374,10 @@ class OpenRollouts(Generic[Place]):
             ]
         return [*found]
 
+    def rewards_of(self, rollout_id: str) -> list[Late]:
+        """The rewards on spans of their own that came of a rollout which is open."""
+        return self._open[rollout_id].evidence.rewards
+
     def came_since(self, unit: Unit[Place]) -> list[Late]:
         """What came of these rollouts while they were handed over."""
         return [late for head in unit.heads for late in self._open[head.rollout].since]

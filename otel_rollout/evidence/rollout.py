@@ -89,7 +89,7 @@ class Head(Struct, frozen=True, omit_defaults=True):
     parent: str | None = None
     """The rollout around it."""
     came: Literal["contents", "start", "rewards"] = "contents"
-    """What came: only that it started, or only rewards for it, or more."""
+    """What came: that it started, and perhaps rewards; only rewards; or more."""
     ended: bool = False
     """True if its own span came."""
     missing: tuple[str, ...] = ()
@@ -257,11 +257,16 @@ class Evidence:
     def came(self) -> Literal["contents", "start", "rewards"]:
         """What came of it, as `Head.came` has it."""
         every = [record.attributes for _, record in self._spans.values()]
-        if all(sc.ROLLOUT_STARTED in each for each in every):
-            return "start"
-        if all(sc.ROLLOUT_STARTED in each or sc.REWARD in each for each in every):
-            return "rewards"
-        return "contents"
+        starts = sum(sc.ROLLOUT_STARTED in each for each in every)
+        if starts + sum(sc.REWARD in each for each in every) < len(every):
+            return "contents"
+        return "start" if starts else "rewards"
+
+    @property
+    def rewards(self) -> list[Late]:
+        """The rewards that came after it, on spans of their own."""
+        every = (record for _, record in self._spans.values())
+        return [Late.of(self.rollout_id, each) for each in every if sc.REWARD in each.attributes]
 
     @property
     def around(self) -> str | None:
@@ -295,8 +300,7 @@ class Evidence:
             found = (_bounded(record.integer(name)) for record in spans)
             return next((n for n in found if n is not None), None)
 
-        came = self.came
-        rewards = (record.text(sc.REWARD) for record in spans if came == "rewards")
+        rewards = () if (came := self.came) == "contents" else (r.reward for r in self.rewards)
         return Head(
             rollout=self.rollout_id,
             group=_group(spans),

@@ -35,6 +35,11 @@ class Unit(Generic[Place]):
         return self.heads[0].rollout if self.group is None else self.group
 
     @property
+    def is_rewards(self) -> bool:
+        """True if only rewards came: they are to be reported, and their rollout may still come."""
+        return all(head.came == "rewards" for head in self.heads)
+
+    @property
     def short_by(self) -> int:
         """Samples that are missing, or not whole."""
         return max(0, (self.size or 0) - self.whole)

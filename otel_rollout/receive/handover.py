@@ -139,7 +139,7 @@ class HandOver:
         """Hand units over, and mark them; what fails comes again."""
         units = [each.unit for each in ready]
         try:
-            self._deliver(ready)
+            self._deliver([each for each in ready if not each.unit.is_rewards])
             self._mark(units)
         except Exception as error:  # another's exporter, a disk, a worker that was killed
             self._failed_at = time.monotonic()
@@ -162,6 +162,8 @@ class HandOver:
         with self.lock:
             late = [late for unit in units for late in self.rollouts.came_since(unit)]
             ids = [head.rollout for unit in units for head in unit.heads]
+            alone = (unit.name for unit in units if unit.is_rewards)
+            late += (reward for each in alone for reward in self.rollouts.rewards_of(each))
             spans = {each: [*self.rollouts.span_ids(each)] for each in ids}
         self.heads.done(units, spans, late)  # waits for the disk
         with self.lock:
@@ -193,6 +195,11 @@ class HandOver:
     def _report(self, unit: Unit[Place]) -> None:
         """Log what is missing of a unit, and count it."""
         for head in unit.heads:
+            if unit.is_rewards:
+                self.counts["rewards_alone"] += len(head.rewards)
+                text = "rollout %s: a reward came, and nothing else of it: %.200s"
+                logger.warning(text, head.rollout, ", ".join(head.rewards))
+                continue
             self.counts["extra" if unit.is_extra else _kind(head)] += 1
             if unit.is_extra:
                 logger.warning(

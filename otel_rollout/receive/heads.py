@@ -112,13 +112,13 @@ class HeadFile:
         spans: Mapping[str, Sequence[str]],
         late: Sequence[Late],
     ) -> None:
-        """Mark units that were handed over, and keep their heads.
+        """Mark units that were handed over, and keep their heads; those of rewards alone are late.
 
         spans: the ids of the spans of each rollout; late: those that came too late for it.
         """
         with self._disk(), self._sql:
             self._sql.execute("BEGIN")
-            for unit in units:
+            for unit in (each for each in units if not each.is_rewards):
                 if not unit.is_extra:
                     self._sql.execute(
                         "UPDATE units SET done = 1 WHERE kind = ? AND name = ?", _key(unit)

@@ -339,10 +339,8 @@ class Intake:
         for rollout_id, count in Counter(each.rollout for each in new).items():
             what = number_of(count, "span")
             logger.warning("%s came for the rollout %s, which was handed over", what, rollout_id)
-        for each in new:
-            if each.reward is not None:
-                text = "rollout %s: a reward came too late: %.200s"
-                logger.warning(text, each.rollout, each.reward)
+        for rollout_id, _, reward in (each for each in new if each.reward is not None):
+            logger.warning("rollout %s: a reward came too late: %.200s", rollout_id, reward)
 
     def _look_for_room(self) -> None:
         """Take requests again if there is room."""
@@ -429,6 +427,7 @@ def audit_journal(folder: Path, audit: Audit, on_error: Callable[[SpanFormatErro
     """
     heads = HeadFile(folder, reads=True)
     try:
+        late = {each[:2]: each for each in heads.late_spans()}
         for body in read_records(folder, lambda text: on_error(SpanFormatError(text))):
             try:
                 records = parsed(body, body[:1] == b"{")[0]
@@ -436,7 +435,8 @@ def audit_journal(folder: Path, audit: Audit, on_error: Callable[[SpanFormatErro
                 on_error(error)
                 continue
             for record in records:
-                if not heads.has_rollout(rollout_of(record) or ""):
+                id_ = rollout_of(record) or ""
+                if (id_, record.span_id) not in late and not heads.has_rollout(id_):
                     audit.see(record)
         for head in heads.heads():
             audit.add(head)
@@ -444,7 +444,7 @@ def audit_journal(folder: Path, audit: Audit, on_error: Callable[[SpanFormatErro
             if unit.times > 1:
                 group, rollout = (unit.name, None) if unit.is_group else (None, unit.name)
                 audit.add_again(group, rollout, unit.times)
-        for late in heads.late_spans():
-            audit.add_late(late)
+        for each in late.values():
+            audit.add_late(each)
     finally:
         heads.close()

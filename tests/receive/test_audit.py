@@ -122,6 +122,15 @@ def test_a_journal(receiver_of: Receive, tmp_path: Path, capsys: pytest.CaptureF
     assert audit(capsys, tmp_path / "journal", tmp_path / "out.jsonl")[1] == report
 
 
+def test_a_reward_does_not_end_a_rollout(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its process was killed, and a trainer set its reward: it never ended all the same."""
+    killed = of_spans(tmp_path / "spans", [start_of(A, **GROUP), reward_of(A, 0.0)])
+    status, report = audit(capsys, killed)
+    assert (status, report["announced"], report["ended"]) == (1, 1, 0)
+    assert [each["rollout"] for each in report["never_ended"]] == [A]
+    assert [each["rollout"] for each in report["late"]] == [A]
+
+
 def test_what_is_there_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A trajectory of a file."""
     out = of_trajectories(tmp_path / "out.jsonl", spans_of(A))

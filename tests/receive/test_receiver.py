@@ -217,15 +217,22 @@ def test_a_reward_that_comes_before_the_hand_over(receiver_of: Receive, tmp_path
     assert [each.reward for each in found] == [0.5, None]
 
 
-def test_a_reward_for_a_rollout_that_nobody_knows(receiver_of: Receive, tmp_path: Path):
-    """It is kept, and no trajectory."""
+def test_a_reward_for_a_rollout_that_nobody_knows(
+    receiver_of: Receive, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It is kept, and no trajectory; its rollout may still come, and is handed over then."""
     receiver = receiver_of(rollout_seconds=0.1)
     reward = reward_of(A)
     assert post(receiver.url, request([reward]))[0] == 200
     until(lambda: receiver.counts()["open_rollouts"] == 0)
-    [head] = HeadFile(tmp_path / "journal", reads=True).heads()
-    assert (head.came, head.rewards) == ("rewards", (reward[1][sc.REWARD],))
+    heads = HeadFile(tmp_path / "journal", reads=True)
+    [late] = heads.late_spans()
+    assert (late.rollout, late.span, late.reward) == (A, reward[0], reward[1][sc.REWARD])
+    assert ([*heads.heads()], [*heads.units()]) == ([], [])
+    assert f"rollout {A}: a reward came, and nothing else of it: " in caplog.text
     assert ids(tmp_path / "out.jsonl") == []
+    assert post(receiver.url, request([*spans_of(A), reward]))[0] == 200
+    until(lambda: ids(tmp_path / "out.jsonl") == [A])
 
 
 def test_a_long_rollout_does_not_fill_the_journal(receiver_of: Receive, tmp_path: Path):
