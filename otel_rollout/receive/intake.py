@@ -244,7 +244,7 @@ class Intake:
                 return bool(open_one)
             is_over = now >= self._continued_until or not self._rollouts.is_waiting(self._continued)
             unit = open_one if is_over else self._continued
-            if not (unit and all(self._rollouts.needs(unit, record) for record in ours)):
+            if not (unit and ours and all(self._rollouts.needs(unit, each) for each in ours)):
                 return False  # also for one with parts of others: they would fill the reserve
             if is_over:
                 self._continued, self._continued_until = unit, now + _TURN_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 from collections import Counter
@@ -98,7 +99,7 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         self._out, self._jobs, self._grpc_at, self._token = out, jobs, grpc, token
         self._folder, self._journal_bytes = Path(journal), journal_bytes
         self._seconds = rollout_seconds, group_seconds
-        self._tls_files = tls and (Path(tls[1]).read_bytes(), Path(tls[0]).read_bytes())
+        self._tls_files = tls and _key_and_certificate(*tls)
         self.grpc_address = ""
         """Its address for OTLP over gRPC, HOST:PORT, once it is served."""
         super().__init__(None, *http, _HEADER_SECONDS, tls=tls)
@@ -185,3 +186,16 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         for reason, count in self._handover.reasons.items():
             found[f'not_whole{{reason="{reason}"}}'] = count
         return "".join(f"otel_rollout_receiver_{name} {found[name]}\n" for name in sorted(found))
+
+
+def _key_and_certificate(certificate: str, key: str) -> tuple[bytes, bytes]:
+    """What is in these files. ConfigurationError unless they belong together."""
+    found = Path(key).read_bytes(), Path(certificate).read_bytes()
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"receiver, tls: expected the files of a certificate and of its key, got "
+            f"{certificate!r} and {key!r} ({error.reason or error})"
+        ) from None
+    return found

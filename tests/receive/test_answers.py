@@ -125,6 +125,7 @@ def test_parts_of_groups_do_not_fill_the_journal(receiver_of: Receive, tmp_path:
     answers = {post(receiver.url, first)[0] for first, _ in halves for _ in range(2)}
     assert answers == {200, 503}  # copies need no room, but are written first
     assert post(receiver.url, request([spans[0][1], spans[1][2]]))[0] == 503
+    assert post(receiver.url, b"")[0] == 503
     while halves:  # each in turn, as senders do
         halves = [each for each in halves if any(post(receiver.url, h)[0] != 200 for h in each)]
     until(lambda: sorted(ids(tmp_path / "out.jsonl")) == rollouts)
@@ -237,6 +238,8 @@ def test_tls(receiver_of: Receive, tmp_path: Path):
         channel.unary_unary(METHOD)(body, timeout=20)
     assert call(receiver, body)[0] == "UNAVAILABLE"
     assert receiver.counts()["received_taken"] == 2
+    with pytest.raises(ConfigurationError, match="expected the files of a certificate and of its"):
+        receiver_of(tls=(str(key), str(certificate)))
 
 
 def test_metrics(receiver_of: Receive, tmp_path: Path):
