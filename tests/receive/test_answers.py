@@ -125,6 +125,7 @@ def test_parts_of_groups_do_not_fill_the_journal(receiver_of: Receive, tmp_path:
     answers = {post(receiver.url, first)[0] for first, _ in halves for _ in range(2)}
     assert answers == {200, 503}  # copies need no room, but are written first
     assert post(receiver.url, request([spans[0][1], spans[1][2]]))[0] == 503
+    assert post(receiver.url, halves[0][0])[0] == 200  # it has the reserve
     assert post(receiver.url, b"")[0] == 503
     while halves:  # each in turn, as senders do
         halves = [each for each in halves if any(post(receiver.url, h)[0] != 200 for h in each)]
