@@ -94,6 +94,11 @@ def forget_global(provider: TracerProvider) -> None:
         trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()
 
 
+def has_meter_provider() -> bool:
+    """True if a meter provider is the global one; one that the environment names is by now."""
+    return metrics._internal._METER_PROVIDER is not None
+
+
 def forget_global_metrics(provider: MeterProvider) -> None:
     """Make the global meter provider unset again, and with it the proxy that stands for it."""
     if metrics.get_meter_provider() is provider:

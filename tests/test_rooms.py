@@ -484,13 +484,13 @@ def test_every_public_method_says_what_it_does(name: str):
 
 
 LINES = {
-    "": 2_077,
+    "": 2_082,
     "command": 3_143,
     "evidence": 1_120,
     "export": 3_513,
     "gateway": 3_455,
     "kafka": 1_323,
-    "look": 1_944,
+    "look": 1_952,
     "otlp": 1_973,
     "rebuild": 2_105,
     "rebuild/dialects": 3_111,
@@ -501,7 +501,7 @@ LINES = {
     "trajectory": 5_041,
     "view": 7_097,
     "wire": 5_655,
-    "workflows": 855,
+    "workflows": 856,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""

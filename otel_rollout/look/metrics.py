@@ -1,7 +1,7 @@
 """Metrics of all rollouts of a process, through OpenTelemetry's metrics API.
 
-They go to the global meter provider; without one they cost next to nothing and go nowhere. Names
-and attributes are in `semconv`. No attribute is an id: there are as many series as there are
+They go to the global meter provider; what begins while there is none is not counted. Names and
+attributes are in `semconv`. No attribute is an id: there are as many series as there are
 agents, statuses and exporters. `gen_ai.client.*` is left to the instrumentors, which have it for
 each model; of the conventions' metrics of agents we have those that count their calls.
 """
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from opentelemetry import metrics
 
 from otel_rollout import semconv as sc
+from otel_rollout.providers import has_meter_provider
 from otel_rollout.record import ActiveRollout, ExchangeRecorder, Observer, guarded, process_state
 from otel_rollout.trajectory import Trajectory
 
@@ -137,14 +138,16 @@ class Metrics:
 class Measurements(Observer):
     """Counts rollouts, their calls, and what exporters get of them."""
 
+    def __init__(self) -> None:
+        metrics.get_meter_provider()  # makes the one that the environment names the global one
+
     def rollout_began(self, rollout: ActiveRollout) -> None:
-        if rollout.is_part:
+        if rollout.is_part or (found := rollout_metrics()) is None:
             return
         labels = {
             sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
             sc.GEN_AI_OPERATION_NAME: rollout.operation,
         }
-        found = rollout_metrics()
         rollout.observed[self] = found, labels, Score(found, labels)
         found.running.add(1, labels)
 
@@ -173,15 +176,17 @@ class Measurements(Observer):
             metrics.calls.add(1, {**labels, sc.EXCHANGE_STATUS: status})
 
     def waits(self, exporter: object, count: int) -> None:
-        rollout_metrics().waiting.add(count, _of(exporter))
+        if (found := rollout_metrics()) is not None:
+            found.waiting.add(count, _of(exporter))
 
     def exported(self, exporter: object, trajectory: Trajectory) -> None:
-        if trajectory.end_time_ns is not None:
+        if trajectory.end_time_ns is not None and (found := rollout_metrics()) is not None:
             lag = max(0, time.time_ns() - trajectory.end_time_ns) / 1e9
-            rollout_metrics().lag.record(lag, _of(exporter))
+            found.lag.record(lag, _of(exporter))
 
     def dropped(self, exporter: object, count: int, signal: str = "trajectory") -> None:
-        rollout_metrics().dropped(exporter, count, signal)
+        if (found := rollout_metrics()) is not None:
+            found.dropped(exporter, count, signal)
 
 
 class Score:
@@ -189,8 +194,8 @@ class Score:
 
     __slots__ = ("_labels", "_metrics")
 
-    def __init__(self, metrics: Metrics, labels: Labels) -> None:
-        self._metrics: Metrics | None = metrics
+    def __init__(self, metrics: Metrics | None, labels: Labels) -> None:
+        self._metrics = metrics
         self._labels = labels
 
     def __call__(self, reward: float) -> None:
@@ -200,8 +205,10 @@ class Score:
             found.scored(self._labels, reward)
 
 
-def rollout_metrics() -> Metrics:
-    """The instruments of the global meter provider, as it is now."""
+def rollout_metrics() -> Metrics | None:
+    """The instruments of the global meter provider, as it is now. None: there is none."""
+    if not has_meter_provider():
+        return None
     provider = metrics.get_meter_provider()
     found = process_state.metrics
     if not isinstance(found, Metrics) or found.provider is not provider:

@@ -212,12 +212,13 @@ class Sums(Observer):
         call.observed[TokenCounts] = counts  # for other observers
         summary.replied(call.path, body, counts, events=events)
         if counts is not None:
-            rollout = call.rollout
-            labels = {
-                sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
-                sc.GEN_AI_OPERATION_NAME: rollout.operation,
-            }
-            rollout_metrics().tokens(labels, counts.input, counts.output)
+            if (found := rollout_metrics()) is not None:
+                rollout = call.rollout
+                labels = {
+                    sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
+                    sc.GEN_AI_OPERATION_NAME: rollout.operation,
+                }
+                found.tokens(labels, counts.input, counts.output)
             # Of two threads at once one may be missed: it is for eyes alone.
             process_state.sampled_tokens += counts.output
 

@@ -21,7 +21,6 @@ import re
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from hashlib import blake2b
 from operator import attrgetter
 
@@ -317,10 +316,9 @@ class ExchangeWriter:
             if self._separator != _USUAL:
                 unlike["separator"] = self._separator.decode()
         try:
-            text = _joined(pieces)
-            is_ascii = text.isascii()  # then its bytes are those of the pieces
+            text, checksum = _joined(pieces, summed=not events)
         except UnicodeDecodeError:
-            text, raw, is_ascii = _text(b"".join(pieces)), body if raw is None else raw, False
+            text, raw, checksum = _text(b"".join(pieces)), body if raw is None else raw, 0
         if events:
             if "\r" in text:
                 if text.count("\r\n") == text.count("\r") == text.count("\n"):
@@ -331,8 +329,8 @@ class ExchangeWriter:
             attributes[sc.RESPONSE_EVENTS] = pack_events(text)
         else:
             attributes[sc.RESPONSE_BODY] = text
-            if is_ascii:
-                self.checksums[sc.RESPONSE_BODY] = reduce(lambda c, p: crc32(p, c), pieces, 0)
+            if checksum and text.isascii():  # then its bytes are these
+                self.checksums[sc.RESPONSE_BODY] = checksum
         if raw is not None:
             unlike |= {"framing": "lines"} if as_lines(body) == raw else {"raw": packed(raw)}
         if unlike:
@@ -438,11 +436,13 @@ _array = re.compile(rb"\s*:\s*\[").match
 _gap: Callable[..., re.Match[bytes]] = re.compile(rb"[ ,]*").match  # type: ignore[assignment]
 
 
-def _joined(pieces: Sequence[bytes | memoryview]) -> str:
-    text = str(pieces[0], "utf-8")
-    for piece in pieces[1:]:
+def _joined(pieces: Sequence[bytes | memoryview], *, summed: bool) -> tuple[str, int]:
+    """The text of these bytes, and their CRC-32 if it is asked for."""
+    text, checksum = "", 0
+    for piece in pieces:
         text += str(piece, "utf-8")  # in place: the first is nearly all of it
-    return text
+        checksum = crc32(piece, checksum) if summed else 0
+    return text, checksum
 
 
 def _text(body: bytes | memoryview) -> str:

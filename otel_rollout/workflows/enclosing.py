@@ -115,9 +115,10 @@ def _count(trajectory: Trajectory) -> Score:
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
     }
     seconds = ((trajectory.end_time_ns or 0) - trajectory.start_time_ns) / 1e9
-    found = rollout_metrics()
-    found.rollout_began(labels)
-    found.rollout_ended(labels, trajectory.status, trajectory.termination_reason, max(0.0, seconds))
+    if (found := rollout_metrics()) is not None:
+        status, reason = trajectory.status, trajectory.termination_reason
+        found.rollout_began(labels)
+        found.rollout_ended(labels, status, reason, max(0.0, seconds))
     score = Score(found, labels)
     if trajectory.reward is not None:
         score(trajectory.reward)

@@ -263,3 +263,17 @@ def test_without_a_meter_provider_nothing_is_set_up(recording: Recording, client
     """The global meter provider stays unset."""
     solve(clients.sync(clients.serve()), 1.0)
     assert not isinstance(metrics.get_meter_provider(), MeterProvider)
+
+
+def test_what_begins_without_a_meter_provider_is_not_counted(
+    recording: Recording, clients: Clients
+) -> None:
+    """A provider that is set while a rollout runs counts neither its end nor its calls."""
+    client = clients.sync(clients.serve())
+    with rollout("early"):
+        meter = Meter()
+        client.chat.completions.create(model="m", messages=ASK)
+    solve(client)
+    assert meter.sums(semconv.METRIC_ROLLOUTS_RUNNING, semconv.GEN_AI_AGENT_NAME) == {"solver": 0}
+    assert meter.sums(semconv.METRIC_CALLS, semconv.GEN_AI_AGENT_NAME) == {"solver": 1}
+    meter.close()
