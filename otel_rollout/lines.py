@@ -62,19 +62,22 @@ def check_appendable(path: str | os.PathLike[str], owner: str) -> None:
         ) from None
 
 
-def append_line(path: str | os.PathLike[str], line: bytes, *, fsync: bool = False) -> None:
-    """Append a line, which ends in a newline, to a file. OSError if the disk does not take it all.
+def append_lines(path: str | os.PathLike[str], *pieces: bytes, fsync: bool = False) -> None:
+    """Append lines to a file, in pieces; the last one ends in a newline.
 
-    Then the part that was written is removed, unless another process that has the lock may have
-    appended meanwhile. If another writer left half a line, this one begins below.
+    OSError if the disk does not take all. Then the part that was written is removed, unless another
+    process that has the lock may have appended meanwhile. If another writer left half a line, these
+    begin below.
     """
     with open(path, "a+b", buffering=0) as file, _alone(file) as is_alone:
         end = file.seek(0, os.SEEK_END) if file.seekable() else 0
         try:
             if end:
                 file.seek(end - 1)
-                line = line if file.read(1) == b"\n" else b"\n" + line
-            write_whole(file, line)
+                if file.read(1) != b"\n":
+                    write_whole(file, b"\n")
+            for piece in pieces:
+                write_whole(file, piece)
             if fsync:
                 os.fsync(file.fileno())
         except BaseException:

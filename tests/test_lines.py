@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import lines as lines_module
-from otel_rollout.lines import append_line, bounded_lines, is_half, whole_objects
+from otel_rollout.lines import append_lines, bounded_lines, is_half, whole_objects
 from tests.kit.disks import full_disk
 
 PREFIX = b'{"a":'
@@ -39,29 +39,29 @@ def compact(text: str) -> bytes:
 def test_what_does_not_fit_is_taken_back(tmp_path: Path):
     """A line that the disk takes half of is not there at all; a smaller one still fits."""
     path = tmp_path / "lines"
-    append_line(path, b"a" * 50 + b"\n")
+    append_lines(path, b"a" * 50 + b"\n")
     with full_disk(100):
         with pytest.raises(OSError, match="large"):
-            append_line(path, b"b" * 100 + b"\n")
-        append_line(path, b"c\n", fsync=True)
-    append_line(path, b"d\n")
+            append_lines(path, b"b" * 100 + b"\n")
+        append_lines(path, b"c\n", fsync=True)
+    append_lines(path, b"d\n")
     assert path.read_bytes().splitlines() == [b"a" * 50, b"c", b"d"]
 
 
 def test_a_full_device_is_said():
     """A device takes nothing back, and says so all the same."""
     with pytest.raises(OSError, match="No space left"):
-        append_line("/dev/full", b"a\n")
+        append_lines("/dev/full", b"a\n")
 
 
 def test_a_line_begins_below_half_a_line(tmp_path: Path):
     """Whoever left it: also another process, while this one had written already."""
     path = tmp_path / "lines"
-    append_line(path, b"a\n")
+    append_lines(path, b"a\n")
     with open(path, "ab") as other:
         other.write(b"half")
-    append_line(path, b"b\n")
-    append_line(path, b"c\n")
+    append_lines(path, b"b\n")
+    append_lines(path, b"c\n")
     assert path.read_bytes() == b"a\nhalf\nb\nc\n"
 
 
@@ -70,7 +70,7 @@ def test_a_pipe_takes_lines(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    append_line(pipe, b"a\n")
+    append_lines(pipe, b"a\n")
     assert os.read(reading, 100) == b"a\n"
     os.close(reading)
 
@@ -88,11 +88,11 @@ def test_processes_do_not_take_back_what_others_wrote(tmp_path: Path):
                 if number == 0:
                     with full_disk(path.stat().st_size + 5 if path.exists() else 5):
                         try:
-                            append_line(path, b"x" * 100_000 + b"\n")
+                            append_lines(path, b"x" * 100_000 + b"\n")
                         except OSError:
                             pass
                 else:
-                    append_line(path, b"%d" % number * 50 + b"\n")
+                    append_lines(path, b"%d" % number * 50 + b"\n")
             os._exit(0)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
@@ -118,9 +118,9 @@ def test_a_child_that_was_forked_in_the_middle_keeps_nobody_waiting(
         write(file, content)
 
     monkeypatch.setattr(lines_module, "write_whole", forking)
-    append_line(path, b"a\n")
+    append_lines(path, b"a\n")
     began = time.monotonic()
-    append_line(path, b"b\n")
+    append_lines(path, b"b\n")
     assert time.monotonic() - began < 4
     os.kill(children[0], signal.SIGKILL)
     os.waitpid(children[0], 0)
@@ -135,7 +135,7 @@ def test_a_lock_that_is_never_released_keeps_nobody_waiting(
     path = tmp_path / "lines"
     with open(path, "ab") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        append_line(path, b"a\n")
+        append_lines(path, b"a\n")
     assert path.read_bytes() == b"a\n"
 
 
@@ -143,7 +143,7 @@ def test_threads_write_whole_lines(tmp_path: Path):
     """Each opens the file anew, and each finds its end."""
     path = tmp_path / "lines"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: append_line(path, b"%d\n" % n), range(200)))
+        list(pool.map(lambda n: append_lines(path, b"%d\n" % n), range(200)))
     assert sorted(map(int, path.read_bytes().split())) == list(range(200))
 
 

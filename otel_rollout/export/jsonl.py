@@ -17,7 +17,7 @@ from otel_rollout.first_use import loaded_on_first_call
 from otel_rollout.lines import (
     HALF_A_LINE,
     STARTED,
-    append_line,
+    append_lines,
     bounded_lines,
     check_appendable,
     is_half,
@@ -62,8 +62,8 @@ class JsonlTrajectoryExporter:
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
-            line = trajectory.to_json().encode() + b"\n"
-            append_line(self._appended, line, fsync=self._fsync)
+            line = trajectory.to_json().encode()
+            append_lines(self._appended, line, b"\n", fsync=self._fsync)
             if self._started is not None:
                 self._started.end(trajectory)
 

@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_rollout.lines import append_at_once, append_line, check_folder
+from otel_rollout.lines import append_at_once, append_lines, check_folder
 from otel_rollout.otlp.encoding import encode_spans, json_lines
 
 logger = logging.getLogger("otel_rollout")
@@ -42,9 +42,9 @@ class JsonLinesSpanExporter(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the spans. FAILURE, and an entry in the log, if they cannot all be written."""
         try:
-            lines = b"".join(json_lines(spans))
+            lines = list(json_lines(spans))
             with self._lock:
-                append_line(self._appended, lines)
+                append_lines(self._appended, *lines)
         except Exception:  # a span exporter does not raise
             logger.exception("%d spans were not written to %s", len(spans), self.path)
             return SpanExportResult.FAILURE

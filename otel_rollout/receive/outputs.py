@@ -28,7 +28,7 @@ from otel_rollout.export import (
     rows_of,
 )
 from otel_rollout.journal import Place, read_record
-from otel_rollout.lines import append_line, bounded_lines, check_appendable
+from otel_rollout.lines import append_lines, bounded_lines, check_appendable
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.receive.intake import parsed
 from otel_rollout.trajectory import UNREADABLE, Trajectory
@@ -100,7 +100,7 @@ class FileOutput:
     def write(self, lines: Sequence[bytes]) -> None:
         """Append the lines, all or none."""
         if lines:
-            append_line(self._path, b"\n".join([*lines, b""]), fsync=True)
+            append_lines(self._path, b"\n".join([*lines, b""]), fsync=True)
 
 
 class ExporterOutput:
