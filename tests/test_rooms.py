@@ -491,7 +491,7 @@ LINES = {
     "gateway": 3_455,
     "kafka": 1_323,
     "look": 1_952,
-    "otlp": 1_973,
+    "otlp": 2_041,
     "rebuild": 2_105,
     "rebuild/dialects": 3_111,
     "receive": 1_501,

@@ -10,14 +10,14 @@ import base64
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext
+from opentelemetry.trace import SpanContext, TraceState
 
 from otel_rollout import semconv as sc
 from otel_rollout.otlp.json import camel_case
@@ -34,6 +34,7 @@ _MOST_LEVELS = 89
 """Levels of messages around a list or mapping, at most: protobuf reads 100, those of a span too."""
 _KNOWN_REMOTE, _REMOTE = 0x100, 0x200
 """`SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK` and `SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK`."""
+_TWO_63 = 1 << 63
 _encode = msgspec.json.Encoder().encode
 _camel_case = cache(camel_case)
 
@@ -74,14 +75,13 @@ def json_lines(spans: Iterable[ReadableSpan]) -> Iterator[bytes]:
     A line ends with the span after which it has `PIECE` bytes. Left out is what `encode_spans`
     leaves out, but text that is no UTF-8, which is escaped.
     """
-    encoding, rows, size = _Json(), list[tuple[ReadableSpan, Any]](), 0
+    encoding, rows, size = _Json(), list[tuple[ReadableSpan, list[bytes]]](), 0
     for span in spans:
-        encoded = msgspec.Raw(_encode(encoding.span(span)))
-        rows.append((span, encoded))
-        size += len(encoded)
-        if size >= PIECE or encoding.long:
+        rows.append((span, encoding.span(span)))
+        size += sum(map(len, rows[-1][1]))
+        if size >= PIECE:
             yield encoding.line(rows)
-            encoding, rows, size = _Json(), [], 0
+            rows, size = [], 0
     if rows:
         yield encoding.line(rows)
 
@@ -150,20 +150,27 @@ class _Protobuf:
         )
         return self.message(scope=about, spans=spans, schema_url=self.name(scope.schema_url))
 
-    def span(self, span: ReadableSpan) -> dict[str, Any]:
+    def span(self, span: ReadableSpan) -> Any:
         """`Span`: fields of one span."""
-        context, parent, status = span.context, span.parent, span.status
+        context, parent, state = span.context, span.parent, span.context.trace_state
         return self.message(
             trace_id=self.id(context.trace_id, 16),
             span_id=self.id(context.span_id, 8),
-            trace_state=self.name(",".join(f"{k}={v}" for k, v in context.trace_state.items())),
+            trace_state=self.name(_of_state(state)) if state else None,
             parent_span_id=self.id(parent.span_id, 8) if parent else None,
             name=self.name(span.name),
             kind=span.kind.value + 1,
             start_time_unix_nano=span.start_time and self.scalar(span.start_time),
             end_time_unix_nano=span.end_time and self.scalar(span.end_time),
             attributes=self._attributes(span.attributes),
-            events=[
+            **self._rest(span),
+        )
+
+    def _rest(self, span: ReadableSpan) -> dict[str, Any]:
+        """The fields of a span after its attributes."""
+        status = span.status
+        return {
+            "events": [
                 self.message(
                     name=self.name(event.name),
                     time_unix_nano=event.timestamp and self.scalar(event.timestamp),
@@ -172,7 +179,7 @@ class _Protobuf:
                 )
                 for event in span.events
             ],
-            links=[
+            "links": [
                 self.message(
                     trace_id=self.id(link.context.trace_id, 16),
                     span_id=self.id(link.context.span_id, 8),
@@ -182,18 +189,21 @@ class _Protobuf:
                 )
                 for link in span.links
             ],
-            status=self.message(
+            "status": self.message(
                 code=status.status_code.value, message=self.name(status.description)
             ),
-            dropped_attributes_count=span.dropped_attributes,
-            dropped_events_count=span.dropped_events,
-            dropped_links_count=span.dropped_links,
-            flags=_flags(parent),
-        )
+            "dropped_attributes_count": span.dropped_attributes,
+            "dropped_events_count": span.dropped_events,
+            "dropped_links_count": span.dropped_links,
+            "flags": _flags(span.parent),
+        }
 
-    def _attributes(self, attributes: Mapping[str, Any] | None) -> list[Any]:
+    def _attributes(self, attributes: Mapping[str, Any] | None) -> Any:
         rows = []
         for key, value in plain(attributes or {}).items():
+            if type(value) is str and value.isascii() and key.isascii():
+                rows.append({"key": key, "value": {self.STRING: value}})
+                continue
             try:
                 rows.append({"key": self.text(key), "value": self._value(value)})
             except (TypeError, ValueError, AttributeError) as error:
@@ -207,7 +217,7 @@ class _Protobuf:
         if isinstance(value, bool):
             return {self.BOOL: value}
         if isinstance(value, int):
-            if not -(1 << 63) <= value < 1 << 63:
+            if not -_TWO_63 <= value < _TWO_63:
                 raise ValueError("an integer of more than 64 bits")
             return {self.INT: self.scalar(value)}
         if isinstance(value, float):
@@ -231,34 +241,76 @@ class _Protobuf:
 
 
 class _Json(_Protobuf):
-    """Messages as OTLP/JSON has them: without what is empty, ids in hex, integers as text."""
+    """Messages as OTLP/JSON has them: without what is empty, ids in hex, integers as text.
+
+    A span is a list of pieces of JSON, since its texts are long: they are copied once, into a line.
+    """
 
     STRING, BOOL, INT, DOUBLE = "stringValue", "boolValue", "intValue", "doubleValue"
     BYTES, ARRAY, PAIRS = "bytesValue", "arrayValue", "kvlistValue"
 
-    def __init__(self) -> None:
-        self.long: list[bytes] = []
-        """Texts that a line has its marks of, as they are in JSON: a NUL, the index here, a NUL."""
+    def line(self, rows: Sequence[tuple[ReadableSpan, list[bytes]]]) -> bytes:
+        """The line of spans."""
+        marks = [(span, msgspec.Raw(b"\0%d\0" % number)) for number, (span, _) in enumerate(rows)]
+        around = _encode({"resourceSpans": self.resource_spans(marks)}).split(b"\0")
+        pieces = [around[0]]
+        for number, after in zip(around[1::2], around[2::2], strict=True):
+            pieces += rows[int(number)][1]
+            pieces.append(after)
+        return b"".join([*pieces, b"\n"])
 
-    def line(self, rows: Iterable[tuple[ReadableSpan, Any]]) -> bytes:
-        """The line of spans. The interpreter does not wait while long texts are copied into it."""
-        line = _encode({"resourceSpans": self.resource_spans(rows)})
-        if not self.long:
-            return line + b"\n"
-        parts = line.split(b"\0")
-        parts[1::2] = [self.long[int(index)] for index in parts[1::2]]
-        return b"".join([*parts, b"\n"])
+    def span(self, span: ReadableSpan) -> list[bytes]:
+        context, parent, state = span.context, span.parent, span.context.trace_state
+        head = b'{"traceId":"%032x","spanId":"%016x"' % (context.trace_id, context.span_id)
+        if state:
+            head += b',"traceState":%b' % _quoted(_of_state(state))
+        if parent:
+            head += b',"parentSpanId":"%016x"' % parent.span_id
+        if span.name:
+            head += b',"name":%b' % _quoted(span.name)
+        head += b',"kind":%d' % (span.kind.value + 1)
+        if span.start_time:
+            head += b',"startTimeUnixNano":"%d"' % span.start_time
+        if span.end_time:
+            head += b',"endTimeUnixNano":"%d"' % span.end_time
+        if pairs := self._pairs(span.attributes):
+            pairs = [b',"attributes":[', pairs[0][1:], *pairs[1:], b"]"]
+        return [head, *pairs, self._after(span)]
+
+    def _after(self, span: ReadableSpan) -> bytes:
+        """The end of a span, after its attributes."""
+        dropped = span.dropped_attributes or span.dropped_events or span.dropped_links
+        if dropped or span.events or span.links or not span.status.is_unset:
+            return b"," + _encode(self.message(**self._rest(span)))[1:]
+        return b',"status":{},"flags":%d}' % _flags(span.parent)
+
+    def _attributes(self, attributes: Mapping[str, Any] | None) -> Any:
+        pairs = b"".join(self._pairs(attributes))
+        return msgspec.Raw(b"[%b]" % pairs[1:]) if pairs else []
+
+    def _pairs(self, attributes: Mapping[str, Any] | None) -> list[bytes]:
+        """Pieces of attributes, each of which begins with a comma."""
+        found = list[bytes]()
+        for key, value in plain(attributes or {}).items():
+            try:
+                if type(value) is str and len(value) <= PIECE and value.isascii():
+                    found += (_head(key), _encode(value), b"}}")
+                elif isinstance(value, str):
+                    found += (_head(key), *_text(value), b"}}")
+                elif type(value) is int and -_TWO_63 <= value < _TWO_63:
+                    found.append(b'%b"%d"}}' % (_head(key, b'{"intValue":'), value))
+                else:
+                    found += (_head(key, b""), _encode(self._value(value)), b"}")
+            except (TypeError, ValueError, AttributeError) as error:
+                logger.warning("the attribute %r is not exported: %.200s", key, error)
+        return found
 
     def message(self, **fields: Any) -> dict[str, Any]:
         return {_camel_case(k): v for k, v in fields.items() if v or isinstance(v, dict)}
 
     def text(self, text: str) -> Any:
-        """A long text is encoded piece by piece, since the interpreter waits for each."""
-        if len(text) <= PIECE:
-            return text if type(text) is str and text.isascii() else msgspec.Raw(_quoted(text[:]))
-        pieces = [_quoted(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE)]
-        self.long.append(b"".join([b'"', *pieces, b'"']))
-        return msgspec.Raw(b"\0%d\0" % (len(self.long) - 1))
+        is_plain = type(text) is str and len(text) <= PIECE and text.isascii()
+        return text if is_plain else msgspec.Raw(b"".join(_text(text)))
 
     def name(self, text: str | None) -> Any:
         return text and self.text(text)
@@ -276,12 +328,28 @@ class _Json(_Protobuf):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+@lru_cache(1024)
+def _head(key: str, after: bytes = b'{"stringValue":') -> bytes:
+    """The JSON of an attribute before its text, or before another value."""
+    return b',{"key":%b,"value":%b' % (b"".join(_text(key)), after)
+
+
+def _text(text: str) -> list[bytes]:
+    """The JSON of a text, piece by piece, since the interpreter waits for each."""
+    pieces = [_quoted(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE)]
+    return [b'"', *pieces, b'"']
+
+
 def _quoted(text: str) -> bytes:
     """The JSON of a text; lone surrogates are escaped."""
     try:
         return _encode(text)
     except UnicodeEncodeError:
         return dumps(text).encode()
+
+
+def _of_state(state: TraceState) -> str:
+    return ",".join(f"{key}={value}" for key, value in state.items())
 
 
 def _flags(context: SpanContext | None) -> int:
