@@ -12,7 +12,7 @@ import pytest
 
 import otel_rollout
 from otel_rollout.record.transports import httpx, model_post, post
-from otel_rollout.wire import endpoint_of
+from otel_rollout.wire import endpoint_of, object_in
 
 recorded = 0
 
@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     replaced: dict[str, Any] = {
         "_is_asked": is_asked,
         "endpoint_of": lambda path: endpoint_of(path) or "/chat/completions",
+        "object_in": lambda body: object_in(body) or {},
     }
     for name, function in replaced.items():
         setattr(post, name, function)
