@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_105,
     "rebuild/dialects": 3_111,
     "receive": 1_501,
-    "record": 8_772,
+    "record": 8_774,
     "spans": 2_239,
     "testing": 1_214,
     "trajectory": 5_041,

@@ -128,7 +128,7 @@ class _Protobuf:
         for span, encoded in rows:
             # By identity: the SDK makes JSON of a resource to hash it.
             _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))
-            there = span.attributes or {}
+            there = plain(span.attributes or {})
             group = str(there.get(sc.ROLLOUT_OUTER_GROUP_ID) or there.get(sc.ROLLOUT_GROUP_ID))
             scopes.setdefault((span.instrumentation_scope or None, group), []).append(encoded)
         return [

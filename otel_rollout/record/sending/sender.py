@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.export import renew_after_fork
+from otel_rollout.otlp import plain
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.delivery import in_time, start_thread
 from otel_rollout.record.rollout_span import is_start, started
@@ -52,7 +53,8 @@ def is_ours(span: ReadableSpan) -> bool:
     scope = span.instrumentation_scope
     if scope is None or scope.name != sc.SCOPE:
         return False
-    return (span.attributes or {}).get(sc.GEN_AI_OPERATION_NAME) != sc.OPERATION_EXECUTE_TOOL
+    there = plain(span.attributes or {})
+    return there.get(sc.GEN_AI_OPERATION_NAME) != sc.OPERATION_EXECUTE_TOOL
 
 
 class Sender(SpanProcessor):
@@ -404,7 +406,7 @@ class Sender(SpanProcessor):
 
 def _group_of(span: ReadableSpan) -> object:
     """The group that a span is sent with, or else its trace."""
-    there = span.attributes or {}
+    there = plain(span.attributes or {})
     group = there.get(sc.ROLLOUT_OUTER_GROUP_ID) or there.get(sc.ROLLOUT_GROUP_ID)
     return group or span.context.trace_id
 
