@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.missing_calls import Calls, is_late
-from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
+from otel_rollout.rebuild.ownership import counted, doubts_of, own_of, trusted_parts
 from otel_rollout.rebuild.rollout_span import Fields, read_rollout, side_calls_of, texts
 from otel_rollout.spans import (
     Exchange,
@@ -164,13 +164,13 @@ class Assembly(Source):
         """
         with self._lock:
             self._settle()
-            doubts = doubts_of(self._in_time, self._rollout, self._trusted_parts())
-            verdicts = side_calls_of(self._in_time, self._rollout, self._trusted_parts())
+            told = self._in_time, self._rollout, self._trusted_parts()
+            doubts, verdicts = doubts_of(*told), side_calls_of(*told)
             if (doubts, verdicts) != (self._doubts, self._verdicts):
                 self._doubts, self._verdicts, self._conversations = doubts, verdicts, None
 
     def _trusted_parts(self) -> list[SpanRecord]:
-        return trusted_parts(self._rollout, self._parts.values())
+        return trusted_parts(self._rollout, self._parts.values()) if self._parts else []
 
     @property
     def is_disputed(self) -> bool:
@@ -330,7 +330,7 @@ class Assembly(Source):
             self._rollout,
             self._trusted_parts(),
             list(self._exchanges.values()),
-            Counter(r.text(sc.EXCHANGE_PROCESS) or "" for r in self._in_time.values()),
+            counted(r.text(sc.EXCHANGE_PROCESS) or "" for r in self._in_time.values()),
             was_continued=bool(self._parts),
             refused=self.refused,
         )

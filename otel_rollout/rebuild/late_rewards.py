@@ -25,6 +25,8 @@ def apply_rewards(evaluations: Iterable[SpanRecord], rewards: AllRewards) -> Non
 
 def lost_rewards(evaluations: Collection[SpanRecord]) -> list[str]:
     """A warning where rewards are missing or cannot be read."""
+    if not evaluations:
+        return []
     unreadable = sum(_change(record) is None for record in evaluations)
     numberless = sum(sc.REWARD_NUMBER in record.cut for record in evaluations)
     numbers = {record.integer(sc.REWARD_NUMBER) for record in evaluations}

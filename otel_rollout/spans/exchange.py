@@ -12,6 +12,7 @@ from typing import Any
 from otel_rollout.spans.blobs import missing_in, with_blobs
 from otel_rollout.spans.reply_form import USUAL, Form, Retried, unpacked
 from otel_rollout.wire import (
+    OBJECT,
     Bounded,
     Json,
     JsonText,
@@ -53,6 +54,8 @@ class TokenPath:
     length: int
     typecode: str
     """That of an array which can hold all of its ids: "i", or "q" for some beyond 32 bits."""
+    text: str | None = None
+    """`ids` as JSON, as they came, without brackets. None: not known."""
 
     def to_array(self) -> array[int]:
         """All ids, first to last."""
@@ -235,7 +238,7 @@ class Exchange:
         """The response id; None where the server gave none."""
         api = api_of(self.path)
         name = "id" if api is None else api.id_name
-        found = self.reply.get(name) if isinstance(self.reply, Mapping) else None
+        found = self.reply.get(name) if isinstance(self.reply, OBJECT) else None
         return found if isinstance(found, str) and found else self.response_id
 
     @property

@@ -84,6 +84,13 @@ class _Chains(Generic[_Path, _Value]):
         return self._known.get(name)
 
 
+def _extended(path: TokenPath | None, block: tuple[array[int], str]) -> TokenPath:
+    """The path that continues `path` with these ids, of which this is the JSON."""
+    found = extend_tokens(path, block[0])
+    found.text = block[1]
+    return found
+
+
 class ExchangeReader:
     """Reads exchange spans back; they may come in any order, more than once, and with gaps.
 
@@ -94,8 +101,8 @@ class ExchangeReader:
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, JsonText] = _Chains(MessagePath)
-        self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
-        self._blocks: dict[str, tuple[bytes, array[int]]] = {}
+        self._tokens: _Chains[TokenPath, tuple[array[int], str]] = _Chains(_extended)
+        self._blocks: dict[str, tuple[bytes, tuple[array[int], str]]] = {}
         """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}
         """Digests of the prompts in an attribute, by its text."""
@@ -183,7 +190,8 @@ class ExchangeReader:
         links = []
         for block in entry["blocks"]:
             if block not in self._blocks:
-                self._blocks[block] = digest_of(block.encode()), token_array(loads(f"[{block}]"))
+                ids = token_array(loads(f"[{block}]"))
+                self._blocks[block] = digest_of(block.encode()), (ids, block)
             links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
         return digest
@@ -284,8 +292,9 @@ class ExchangeReader:
         paths = [self._tokens.get(digest) for digest in digests]
         if not all(digest in self._tokens for digest in digests):
             damage.append("the beginning of its prompt token ids is on a span that is missing")
-        length = sum(path.length for path in paths if path)
-        if len(paths) > 1 and length > PROMPT_IDS:
+        several = paths if len(paths) > 1 else ()
+        length = sum(path.length for path in several if path)
+        if length > PROMPT_IDS:
             damage.append(f"its {len(paths)} prompts would have {length} token ids")
             return [None] * len(paths)
         return paths
@@ -306,6 +315,8 @@ WAS_CUT = "its {key} was cut, or did not come"
 
 def absent(span: SpanRecord) -> list[str]:
     """A warning for each attribute that the span should have and has not."""
+    if not span.cut:
+        return []
     disputed = span.disputed
     return [(DIFFERS if key in disputed else WAS_CUT).format(key=key) for key in sorted(span.cut)]
 

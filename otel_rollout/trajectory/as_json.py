@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
+from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import msgspec
@@ -61,6 +62,7 @@ _EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _
 """Fields of an exchange that are written as they are."""
 _FACTS = [name for name in FIELDS if name not in ("logs", "warnings")]
 """Fields of a trajectory that are written as they are."""
+_PLAIN = frozenset((str, int, bool, NoneType))
 _Node = TypeVar("_Node", MessagePath, TokenPath)
 
 
@@ -85,7 +87,10 @@ def line_of(trajectory: RolloutRecord) -> str:
         facts["missing_calls"] = missing
     if trajectory.built_by_hand:
         facts["steps"] = [step.to_dict() for step in trajectory.steps]
-    return "".join([dumps(facts)[:-1], *_exchanges(trajectory.exchanges), "}"])
+    for name, value in facts.items():
+        if value and type(value) not in _PLAIN:  # it may have numbers and texts that JSON has not
+            facts[name] = _uncut(value)
+    return "".join([dumps_strict(facts)[:-1], *_exchanges(trajectory.exchanges), "}"])
 
 
 def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
@@ -109,7 +114,14 @@ def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
     yield '],"messages":['
     yield _on_one_line(",".join(messages))
     yield '],"tokens":['
-    yield dumps_strict([[parent, path.ids.tolist()] for parent, path in tokens])[1:]
+    yield ",".join(f"[{parent},[{_text_of_ids(path)}]]" for parent, path in tokens) + "]"
+
+
+def _text_of_ids(path: TokenPath) -> str:
+    """The ids as compact JSON, without brackets."""
+    if path.text is None or path.text.encode().translate(None, b"0123456789,"):
+        return dumps_strict(path.ids.tolist())[1:-1]
+    return path.text
 
 
 def _on_one_line(text: str) -> str:
@@ -158,7 +170,7 @@ class _Params:
                     row = self._first.setdefault((name, text), number)
                     if row != number:
                         again[name] = row
-            written = (f"{dumps(k)}:{'null' if k in again else text}" for k, text in texts)
+            written = (f"{dumps_strict(k)}:{'null' if k in again else text}" for k, text in texts)
             row_text = f"{{{','.join(written)}}}"
             self.rows.append(f"[{row_text},{dumps(again)}]" if again else f"[{row_text}]")
         return self._numbers[texts]
@@ -184,9 +196,9 @@ def _exchange(
     if text is None:  # none came, or events of an unknown shape, though each may be JSON
         written |= {"response_events": exchange.events} if exchange.events is not None else {}
     if text is None or not is_json or text.strip() == "null":
-        yield dumps({**written, "response": None, "response_text": text})
+        yield dumps_strict({**written, "response": None, "response_text": text})
         return
-    yield dumps({**written, "response_text": None})[:-1]
+    yield dumps_strict({**written, "response_text": None})[:-1]
     yield ',"response":'
     yield _on_one_line(text)
     yield "}"

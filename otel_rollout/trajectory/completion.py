@@ -7,7 +7,7 @@ completion need not know which API that is.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
 from otel_rollout.trajectory.fixed import frozen
 from otel_rollout.trajectory.reward import AllRewards, Reward
 from otel_rollout.wire import (
+    OBJECT,
     Choice,
     Json,
     MessagePath,
@@ -204,7 +205,7 @@ class Completion:
         whole, params = self._whole, self.exchange.params
         found = whole.get("choices")
         choices = (
-            [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+            [one for one in found if isinstance(one, OBJECT)] if isinstance(found, list) else []
         )
         if len(choices) < 2:
             choices = [self.choice]
@@ -373,7 +374,7 @@ class Completion:
     def _whole(self) -> Reply:
         """The reply that the choice is of."""
         reply = self.exchange.reply
-        return reply if isinstance(reply, Mapping) else {}
+        return reply if isinstance(reply, OBJECT) else {}
 
     @property
     def _sampled_ids(self) -> Sequence[Json] | None:

@@ -36,6 +36,8 @@ def in_order(completions: Iterable[Completion]) -> list[Completion]:
     The logical clock orders the calls of one process, wall clocks those of several.
     """
     completions = list(completions)
+    if len(completions) < 2:
+        return completions
     if len({completion.exchange.process for completion in completions}) == 1:
         return sorted(completions, key=lambda c: (c.exchange.started, *_tie(c)))
     return sorted(completions, key=_tie)

@@ -12,7 +12,15 @@ from otel_rollout.spans import Exchange, unread
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.side_calls import SideCalls
-from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend_with, retrieval_of
+from otel_rollout.wire import (
+    OBJECT,
+    ModelApi,
+    Sampled,
+    api_of,
+    error_text,
+    extend_with,
+    retrieval_of,
+)
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What JSON of another shape than expected may raise."""
@@ -98,7 +106,7 @@ def _wrong_with(
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
     reply = exchange.reply
-    if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
+    if not isinstance(reply, OBJECT) or (exchange.error is not None and not exchange.stream):
         return []
     return list(api.sampled(exchange.params, exchange.prompt, reply))
 
@@ -159,7 +167,7 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 def _is_unfinished(exchange: Exchange) -> bool:
     api, reply = api_of(exchange.path), exchange.reply
-    return api is not None and isinstance(reply, Mapping) and api.is_unfinished(reply)
+    return api is not None and isinstance(reply, OBJECT) and api.is_unfinished(reply)
 
 
 def any_in_background(exchanges: Sequence[Exchange]) -> bool:

@@ -35,6 +35,7 @@ from otel_rollout.wire.framing import as_lines as as_lines
 from otel_rollout.wire.framing import cutter_of as cutter_of
 from otel_rollout.wire.framing import framing_said as framing_said
 from otel_rollout.wire.framing import is_count as is_count
+from otel_rollout.wire.json import OBJECT as OBJECT
 from otel_rollout.wire.json import Bounded as Bounded
 from otel_rollout.wire.json import Choice as Choice
 from otel_rollout.wire.json import Cut as Cut

@@ -141,9 +141,12 @@ def context_of(params: Params) -> list[Json]:
 
 def context_key(params: Params) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
+    if params.keys().isdisjoint(context_members()):
+        return b""
     return contents_key(context_of(params))
 
 
+@lru_cache(maxsize=256)
 def retrieval_of(path: str) -> tuple[ModelApi, str] | None:
     """The API, and the id of the reply, that a request to `path` retrieves; None if it is none."""
     for api in APIS:

@@ -25,6 +25,7 @@ from otel_rollout.wire.columns import (
     partly_read,
 )
 from otel_rollout.wire.json import (
+    OBJECT,
     Bounded,
     Choice,
     Chunk,
@@ -64,7 +65,7 @@ def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, 
     """
     choices = reply.get(name)
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
-        if isinstance(choice, Mapping):
+        if isinstance(choice, OBJECT):
             index = choice.get("index")
             if not isinstance(index, int) or not 0 <= index <= _LARGEST_INDEX:
                 index = position

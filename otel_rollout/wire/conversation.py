@@ -11,13 +11,13 @@ difference in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from otel_rollout.wire.json import Json, JsonText
+from otel_rollout.wire.json import OBJECT, Json, JsonText
 from otel_rollout.wire.message import PIECES, content_parts, read_message
 from otel_rollout.wire.parts import Part, Reasoning, Text, present_members, visible_parts
 
@@ -139,7 +139,7 @@ def message_key(message: Json) -> bytes | None:
 
 def key_of(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes:
     """The visible key of a message that was read."""
-    role = message.get("role") if isinstance(message, Mapping) else None
+    role = message.get("role") if isinstance(message, OBJECT) else None
     if is_piece(message):
         others = {"role": "model" if is_sampled_piece(message) else "user"}
         parts = joined(parts)
@@ -177,14 +177,14 @@ def contents_key(contents: Iterable[Json]) -> bytes:
 
 def is_piece(message: Json) -> bool:
     """True if a message is a piece where it follows one of the same role."""
-    if not isinstance(message, Mapping) or PIECES.keys().isdisjoint(message):
+    if not isinstance(message, OBJECT) or PIECES.keys().isdisjoint(message):
         return False
     return any(isinstance(message.get(name), list) for name in PIECES)
 
 
 def is_sampled_piece(message: Json) -> bool:
     """True if a message is a piece of what the model said."""
-    if not isinstance(message, Mapping) or message.get("role") not in ("model", "assistant"):
+    if not isinstance(message, OBJECT) or message.get("role") not in ("model", "assistant"):
         return False
     return is_piece(message)
 

@@ -27,6 +27,8 @@ Chunk: TypeAlias = dict[str, Json]
 """The JSON of one event of a stream."""
 
 
+OBJECT = (dict, Mapping)
+"""Types of JSON objects, for `isinstance`: Python asks at length whether a dict is a mapping."""
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -139,7 +141,9 @@ def _has_unread_number(text: str) -> bool:
     """True if it has a number of more digits than Python makes an integer of."""
     half = _DIGITS // 2  # wherever it begins, it fills one block of half its length
     blocks = range(0, len(text) - half + 1, half)
-    is_likely = any(text[at].isdigit() and text[at : at + half].isdigit() for at in blocks)
+    # Few blocks begin with so many digits: the others are not copied.
+    likely = (at for at in blocks if text[at : at + 32].isdigit())
+    is_likely = any(text[at : at + half].isdigit() for at in likely)
     return is_likely and _unread_number(text) is not None
 
 
@@ -291,7 +295,7 @@ def try_loads(text: str) -> Json:
 def member_of(value: Json, *names: str) -> Json:
     """The member of this name, of which each further one is a member; None where one is missing."""
     for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
+        value = value.get(name) if isinstance(value, OBJECT) else None
     return value
 
 
@@ -299,9 +303,11 @@ scan = _decoder.raw_decode
 """`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
 
 
-def _plain(value: Any) -> dict[str, Json]:
+def _plain(value: Any) -> Json:
     if isinstance(value, PartlyRead):
         return dict(value)
+    if isinstance(value, Cut):
+        return loads(bytes(value))
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
@@ -315,7 +321,7 @@ def dumps(value: Json) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return json.dumps(value, separators=(",", ":"))
+            return json.dumps(value, separators=(",", ":"), default=_plain)
     return text
 
 
@@ -352,7 +358,7 @@ def dumps_strict(value: Json) -> str:
         return dumps(value)
 
 
-def _as_cut(value: Any) -> dict[str, Json]:
+def _as_cut(value: Any) -> Json:
     if not isinstance(value, PartlyRead):
         return _plain(value)
     cuts = {name: value.cut(name) for name in value}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from otel_rollout.wire.json import Json, dumps
+from otel_rollout.wire.json import OBJECT, Json, dumps
 from otel_rollout.wire.parts import (
     Media,
     Members,
@@ -121,7 +121,7 @@ def part_of(part: Json) -> Part:
 
 def read_message(message: Json) -> tuple[list[Part], dict[str, Json]]:
     """The parts of a message, and its members that hold none."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, OBJECT):
         return content_parts(message), {}
     role = message.get("role")
     if role is None:
@@ -242,7 +242,7 @@ def is_reasoning(block: Json) -> bool:
 
 def is_of_model(message: Json) -> bool:
     """True if a message, or an item of the Responses API, is the model's, not only reasoning."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, OBJECT):
         return False
     role = message.get("role")
     if role is not None:
@@ -293,7 +293,7 @@ def texts_of(message: Json) -> list[str]:
 
 def without_reasoning(message: Json) -> Json:
     """A message as it was sent, but its reasoning."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, OBJECT):
         return message
     found = {name: value for name, value in message.items() if MEMBERS.get(name) is not _reasoning}
     if isinstance(content := found.get("content"), list):

@@ -85,8 +85,10 @@ def _is_on(value: Json) -> bool:
 
 def allows_no_token(params: Params) -> str | None:
     """The member by which a request allows a choice no token at all; None if none does so."""
-    limits = ((name, params.get(name)) for name in _LENGTH_LIMITS)
-    return next((name for name, n in limits if n == 0 and n is not False), None)
+    for name in _LENGTH_LIMITS:
+        if params.get(name) == 0 and params[name] is not False:
+            return name
+    return None
 
 
 # --- constrained decoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory, rollout
+from otel_rollout.spans import extend_tokens
+from otel_rollout.trajectory.as_json import _text_of_ids
 from otel_rollout.wire import dumps
 from tests.kit.recording import Clients, Recording
 
@@ -44,6 +47,24 @@ def test_numbers_stay_what_they_are():
     for read in (Trajectory.from_json(made.to_json()), Trajectory.from_dict(made.to_dict())):
         assert repr(read.to_dict()) == repr(made.to_dict())
         assert repr(dict(read.metrics)) == "{'n': 3, 'x': 3.0, 'won': True}"
+
+
+@pytest.mark.parametrize("name", ["agent", "\ud800"])
+def test_texts_and_numbers_that_json_has_not_are_kept(name: str):
+    metadata = {"x": math.nan, "text": "\ud801é"}
+    made = Trajectory(id="t", name=name, logs=[name], metadata=metadata)
+    read = Trajectory.from_json(made.to_json())
+    assert "NaN" in made.to_json()
+    assert (read.name, read.logs, read.metadata["text"]) == (name, [name], "\ud801é")
+    assert math.isnan(read.metadata["x"])
+
+
+@pytest.mark.parametrize("text", [None, "1,2", "1, 2", "1,\n2", "true,2"])
+def test_ids_are_written_compact(text: str | None):
+    """However they were written on their span."""
+    path = extend_tokens(None, [1, 2])
+    path.text = text
+    assert _text_of_ids(path) == "1,2"
 
 
 @pytest.mark.filterwarnings("ignore::otel_rollout.wiring.TruncationWarning")
