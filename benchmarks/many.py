@@ -1,7 +1,7 @@
 """Many rollouts in one process: memory, lateness and rate; and how soon a trainer has them.
 
     python benchmarks/many.py [--parts open arrival] [--rollouts 16384] [--variants bare capture]
-        [--ways memory file receiver collector kafka] [--rate 16]
+        [--ways memory file receiver collector kafka transferqueue] [--rate 16]
 
 open: so many rollouts are open at once, and each makes ten calls, 64 calls at a time; none ends
 before all are done. Printed: calls a second, how late a sleep of 2 ms is (ms), and by how much the
@@ -12,13 +12,16 @@ eight rollouts of ten calls, so many rollouts a second: `memory` is an exporter 
 a `file` the trainer reads its new lines every 20 ms. By the others it has a group when that is
 whole: `receiver` is spans over OTLP to `otel-rollout receive`, which writes such a file;
 `collector` has one with deploy/collector-agent.yaml in between; `kafka` is one with
-deploy/collector-kafka.yaml, a broker, a rebuilder and `KafkaGroups` (make scale-backends).
+deploy/collector-kafka.yaml, a broker, a rebuilder and `KafkaGroups` (make scale-backends);
+`transferqueue` is verl's rows of a whole group in a TransferQueue, which the trainer asks every
+20 ms; it needs the packages of .venv-trainers, so it is not among the default ways.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import random
@@ -27,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -58,6 +62,7 @@ TURNS, AT_ONCE, GROUP = 10, 64, 8
 TEXT = "word " * 40
 LOOK = 0.02
 WAYS = ("memory", "file", "receiver", "collector", "kafka")
+QUEUE = "transferqueue"
 DELAY_MS = "200"
 """OTEL_BSP_SCHEDULE_DELAY: spans are sent so often."""
 
@@ -186,6 +191,18 @@ class Arrivals:
                 for each in groups:
                     self.export(each.group.trajectories)
 
+    def poll(self, queue: Queue, done: threading.Event) -> None:
+        """As a trainer at TransferQueue: the rows of a prompt that is finished."""
+        seen = set[str]()
+        while not done.is_set():
+            tags = queue.client.kv_list("train").get("train", {})
+            for uid in {key for key, tag in tags.items() if tag.get("is_prompt")} - seen:
+                seen.add(uid)
+                keys = [key for key in tags if key.startswith(f"{uid}_")]
+                queue.client.kv_batch_get(keys, partition_id="train")
+                self.export(queue.groups[uid])
+            time.sleep(LOOK)
+
     def follow(self, path: Path, done: threading.Event) -> None:
         """As a reader of a file's new lines."""
         while not path.exists() and not done.is_set():
@@ -197,6 +214,34 @@ class Arrivals:
                 for line in lines:
                     self.times[json.loads(line)["id"]] = time.monotonic()
                 time.sleep(LOOK)
+
+
+class Queue:
+    """An exporter of whole groups to TransferQueue, on a Ray of this machine."""
+
+    blocking = True
+
+    def __init__(self) -> None:
+        names = "transfer_queue", "otel_rollout_transferqueue", "exporters.kit.cluster"
+        self.client, self.rows, cluster = map(importlib.import_module, names)
+        cluster.start()
+        self.client.init()
+        self.groups = defaultdict[str, list[Any]](list)
+
+    def export(self, trajectories: Sequence[Any]) -> None:
+        """Put the rows of groups that are whole."""
+        for each in trajectories:
+            members = self.groups[each.group_id]
+            members.append(each)
+            if len(members) == GROUP:
+                group = otel_rollout.TrajectoryGroup.of(members)
+                self.rows.put(self.rows.to_verl_rows(group, global_steps=0))
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        pass
 
 
 @contextmanager
@@ -238,8 +283,11 @@ async def arrival(way: str, rate: float, seconds: float) -> list[float]:
     place = os.environ["FROM"]
     exporters: list[Any] = [arrivals] if way == "memory" else []
     exporters += [JsonlTrajectoryExporter(place)] if way == "file" else []
+    exporters += [Queue()] if way == QUEUE else []
     otel_rollout.configure("arrival", exporters=exporters, instrumentor=None)
-    if way == "kafka":
+    if way == QUEUE:
+        threading.Thread(target=arrivals.poll, args=(exporters[0], done)).start()
+    elif way == "kafka":
         threading.Thread(target=arrivals.consume, args=(place, done)).start()
     elif way != "memory":
         threading.Thread(target=arrivals.follow, args=(Path(place), done)).start()
@@ -265,7 +313,7 @@ async def arrival(way: str, rate: float, seconds: float) -> list[float]:
 def arrivals(ways: Sequence[str], rate: float, seconds: float) -> None:
     """Print the second table."""
     print(f"From the last byte of a rollout until a trainer has it, {rate:g} rollouts a second")
-    print(f"{'seconds':<10}{'p50':>8}{'p99':>8}")
+    print(f"{'seconds':<14}{'p50':>8}{'p99':>8}")
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = DELAY_MS
     with server() as base_url:
         os.environ["BASE_URL"] = base_url
@@ -273,7 +321,7 @@ def arrivals(ways: Sequence[str], rate: float, seconds: float) -> None:
             with tempfile.TemporaryDirectory() as folder, served(way, Path(folder)) as environment:
                 late = in_own_process("arrival", way, str(rate), str(seconds), **environment)
             p50, p99 = percentiles(late, 0.5, 0.99)
-            print(f"{way:<10}{p50:>8.2f}{p99:>8.2f}", flush=True)
+            print(f"{way:<14}{p50:>8.2f}{p99:>8.2f}", flush=True)
 
 
 def measured(part: str, name: str, *more: str) -> Any:
@@ -292,7 +340,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["open", "arrival"])
     parser.add_argument("--rollouts", type=int, default=16_384)
     parser.add_argument("--variants", nargs="+", default=["bare", "capture"])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--ways", nargs="+", choices=(*WAYS, QUEUE), default=[*WAYS])
     parser.add_argument("--rate", type=float, default=16)
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()

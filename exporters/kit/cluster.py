@@ -16,9 +16,8 @@ _SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
-    """The module `ray`, started; it is stopped at the end of the session."""
+def start() -> Any:
+    """Start one; the module `ray`."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         del os.environ[name]  # else its processes ask a proxy for each other
     os.environ.update(_SETTINGS)
@@ -31,5 +30,12 @@ def cluster() -> Iterator[Any]:
         object_store_memory=200 << 20,
         _node_ip_address="127.0.0.1",
     )
+    return ray
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """The module `ray`, started; it is stopped at the end of the session."""
+    ray = start()
     yield ray
     ray.shutdown()
