@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
 
 logger = logging.getLogger("otel_rollout")
+_REWARD_SECONDS = 7200.0
 Position = Mapping[str, Resume]
 """Where to go on, as JSON: by the number of the partition."""
 
@@ -69,8 +70,8 @@ class KafkaGroups:
 
     brokers: `HOST:PORT`, several with commas.
     start: position to go on from; a partition that it lacks is read from its beginning.
-    group_seconds: how long after its last record a group that is not whole is given, and a reward
-        whose rollout did not come is given up. None: never.
+    group_seconds: how long after its last record a group that is not whole is given. None: never.
+        So long, or else two hours, a reward waits for its rollout.
     idle_seconds: end when nothing has come for so long. None: wait for more.
     settings: further settings of librdkafka, such as those of `security.protocol`.
     ConfigurationError if no broker answers, or there is no such topic.
@@ -121,12 +122,12 @@ class KafkaGroups:
                 yield from self._take(message, now)
             if self._idle_seconds is not None and now - last >= self._idle_seconds:
                 return
-            if self._group_seconds is not None:
-                for number, groups in list(self._partitions.items()):
-                    for group in groups.due(now, self._group_seconds):
-                        yield self._give(number, group)
-                    for reward in groups.due_rewards(now, self._group_seconds):
-                        _log_late(reward, "and its rollout did not")
+            seconds = self._group_seconds
+            for number, groups in list(self._partitions.items()):
+                for group in () if seconds is None else groups.due(now, seconds):
+                    yield self._give(number, group)
+                for reward in groups.due_rewards(now, seconds or _REWARD_SECONDS):
+                    _log_late(reward, "and its rollout did not")
 
     @property
     def position(self) -> Position:

@@ -39,7 +39,17 @@ from otel_rollout.kafka.brokers import (
     received,
 )
 from otel_rollout.kafka.open_groups import LateReward, value_of
-from otel_rollout.kafka.spans import DONE, At, Partition, Ready, done_of, is_reward, marks_between
+from otel_rollout.kafka.spans import (
+    DONE,
+    SENT,
+    At,
+    Partition,
+    Ready,
+    done_of,
+    is_reward,
+    marks_between,
+    sent_of,
+)
 from otel_rollout.otlp import read_protobuf
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.spans import SpanRecord, as_record
@@ -152,6 +162,7 @@ class Rebuilder:
                 continue  # it was taken away meanwhile
             partition.next = offset + 1
             partition.remember(done_of(message))
+            partition.remember_sent(sent_of(message))
             if records := self._records(message):
                 read.append((number, offset, records))
                 values.append(message.value() or b"")
@@ -288,6 +299,9 @@ class Rebuilder:
             if error is None:
                 self.counts["rewards"] += len(rewards)
                 partition.sent(offset)
+                mark = [(SENT, " ".join(each.key for each in rewards).encode())]
+                # If it is lost they are sent again, which their readers notice.
+                self._produce(self._spans, b"", lambda *_: None, partition=number, headers=mark)
                 return
             logger.error("rewards of rollout %s were refused by Kafka (%s)", rollout_id, error)
             self._later(partition, number, write)
@@ -355,10 +369,10 @@ class Rebuilder:
                     *(self._spans, number, place.offset, low - 1),
                 )
             place.offset = max(place.offset, low)
-            done = marks_between(self._marks, place, high)
-            self._partitions[number] = Partition(
-                place.offset, done, self._seconds, time.monotonic()
-            )
+            done, sent = marks_between(self._marks, place, high)
+            partition = Partition(place.offset, done, self._seconds, time.monotonic())
+            partition.remember_sent(sent)
+            self._partitions[number] = partition
             consumer.incremental_assign([place])
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:

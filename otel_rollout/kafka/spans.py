@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 DONE = "rollout-done"
 """Header of a mark: JSON with a `rollout` whose trajectory is written, and the `key` of that."""
+SENT = "rewards-sent"
+"""Header of a mark: the keys of late rewards that are sent on, with spaces."""
 _REMEMBERED = 100_000
 """Marks that were passed, and are known again for what comes late. There are two for a rollout that
 is written here: when it is, and when its mark is read."""
@@ -85,6 +87,8 @@ class Partition:
         """What came meanwhile of them."""
         self.sending = Counter[int]()
         """The offsets of rewards that are being sent on."""
+        self._sent: dict[str, None] = {}
+        """The keys of those that are, by the marks."""
         self.rollouts: OpenRollouts[At] = OpenRollouts(
             rollout_seconds=rollout_seconds,
             group_seconds=None,
@@ -123,11 +127,14 @@ class Partition:
     def apart(self, record: SpanRecord) -> str | None:
         """The key with which a reward is sent on, in no trajectory.
 
-        "": it goes with its trajectory, later. None: it is to be added, as any other span.
+        "": it goes with its trajectory, later, or was sent before. None: it is to be added, as any
+        other span.
         """
         id_ = rollout_of(record)
         if id_ is None or not is_reward(record) or self.rollouts.is_waiting(id_):
             return None
+        if LateReward.of(record).key in self._sent:
+            return ""
         if id_ in self.keys:
             return self.keys[id_]
         if self.rollouts.is_open(id_):
@@ -141,6 +148,12 @@ class Partition:
     def sent(self, offset: int) -> None:
         """A reward of the record at this offset is sent on."""
         self.sending -= Counter([offset])
+
+    def remember_sent(self, keys: Iterable[str]) -> None:
+        """These rewards are sent on, by a mark."""
+        self._sent |= dict.fromkeys(keys)
+        while len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
 
     def ready(self, *, is_tick: bool) -> Iterator[Ready]:
         """The rollouts to be written: those inside another one before it, all with its key.
@@ -222,12 +235,22 @@ def done_of(message: Message) -> dict[str, str]:
     return found
 
 
-def marks_between(reader: Consumer, place: TopicPartition, end: int) -> dict[str, str]:
-    """The rollouts that are marked as written in a partition, from a place to an offset."""
-    found: dict[str, str] = {}
+def sent_of(message: Message) -> list[str]:
+    """The keys of the late rewards that a message marks as sent on."""
+    headers: Any = message.headers() or ()
+    every = [value or b"" for name, value in headers if name == SENT]
+    return b" ".join(every).decode(errors="replace").split()
+
+
+def marks_between(
+    reader: Consumer, place: TopicPartition, end: int
+) -> tuple[dict[str, str], list[str]]:
+    """What is marked in a partition, from a place to an offset: as `done_of` and `sent_of`."""
+    done, sent = dict[str, str](), list[str]()
     for message in _between(reader, place, end):
-        found |= done_of(message)
-    return found
+        done |= done_of(message)
+        sent += sent_of(message)
+    return done, sent
 
 
 def audit_topic(address: str, audit: Audit, on_error: Callable[[SpanFormatError], None]) -> None:

@@ -134,3 +134,15 @@ def test_a_reward_that_is_being_sent_on_is_read_again():
     assert partition.low == 8
     partition.sent(8)
     assert partition.low == 9
+
+
+def test_a_reward_that_was_sent_is_not_sent_again():
+    """The marks are read before the spans, by whoever has the partition next."""
+    played = Played()
+    [record] = read_protobuf(request([judged(A)]))
+    played.partition.remember_sent([LateReward.of(as_record(record)).key])
+    played.sends(judged(A))
+    assert played.keys == [""]
+    played.partition.remember_sent(map(str, range(100_000)))
+    played.sends(judged(A))
+    assert played.keys == ["", A]
