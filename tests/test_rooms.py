@@ -489,7 +489,7 @@ LINES = {
     "evidence": 1_120,
     "export": 3_513,
     "gateway": 3_455,
-    "kafka": 1_323,
+    "kafka": 1_361,
     "look": 1_952,
     "otlp": 2_041,
     "rebuild": 2_115,
