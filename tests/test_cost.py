@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory, rollout, wiring
@@ -26,8 +27,15 @@ BOUNDS = {
 }
 
 CALLS = 10
-OBJECTS = {"unread": 12, "read": 36}
+OBJECTS = {"unread": 12, "read": 40}
 """A call of a trajectory with ten; read: its messages, token ids, log-probabilities and rows."""
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": [user("hi")], "logprobs": True},
+    "/responses": {"input": "hi", "include": ["message.output_text.logprobs"]},
+    "/messages": {"messages": [user("hi")], "max_tokens": 99},
+}
+"""A request to each model API that the server has."""
 
 
 def empty_rollout() -> None:
@@ -95,22 +103,28 @@ def read(trajectory: Trajectory) -> None:
     for history in trajectory.histories:
         history.messages()
     for completion in trajectory.completions:
-        assert completion.token_ids
-        assert completion.logprobs
-    assert trajectory.token_sequences()[0].loss_mask
+        assert completion.items
+        lists = completion.token_ids, completion.logprobs
+        if "chat" in completion.exchange.path:
+            assert all(lists)
+    for row in trajectory.token_sequences():
+        assert row.loss_mask
 
 
 @pytest.mark.not_replayed("the hook would keep the trajectory")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("state", OBJECTS)
-def test_objects_of_a_trajectory(state: str, clients: Clients):
+def test_objects_of_a_trajectory(state: str, path: str, stream: bool, clients: Clients):
     """Of the second one: what is made once a process is not counted."""
     exporter = InMemoryTrajectoryExporter()
     otel_rollout.configure(exporters=[exporter], instrumentor=None, request_token_ids=True)
-    client: Any = clients.sync(clients.serve(["one reply. " * 9] * 2 * CALLS))
+    server = clients.serve(["one reply. " * 9] * 2 * CALLS)
     for _ in range(2):
-        with rollout("agent"):
+        with rollout("agent"), requests.Session() as client:
             for _ in range(CALLS):
-                client.chat.completions.create(model="m", messages=[user("hi")], logprobs=True)
+                body = {"model": "m", "stream": stream, **REQUESTS[path]}
+                assert client.post(server.base_url + path, json=body).ok
         trajectories = exporter.take(1)
         if state == "read":
             read(trajectories[0])
