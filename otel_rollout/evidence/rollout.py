@@ -130,7 +130,7 @@ class Head(Struct, frozen=True, omit_defaults=True):
         return cls(
             rollout=trajectory.id,
             group=trajectory.group_id or None,
-            size=_bounded(trajectory.group_size),
+            size=_size(trajectory.group_size),
             sample=_bounded(trajectory.sample_index),
             task=trajectory.task_id,
             parent=trajectory.parent_id,
@@ -304,7 +304,7 @@ class Evidence:
         return Head(
             rollout=self.rollout_id,
             group=_group(spans),
-            size=number(sc.ROLLOUT_GROUP_SIZE),
+            size=_size(number(sc.ROLLOUT_GROUP_SIZE)),
             sample=number(sc.ROLLOUT_SAMPLE_INDEX),
             task=text(sc.ROLLOUT_TASK_ID),
             parent=text(sc.ROLLOUT_PARENT_ID),
@@ -338,6 +338,11 @@ def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:
 def _seconds(record: SpanRecord) -> float | None:
     end = record.end_time_ns
     return None if end is None else (end - record.start_time_ns) / 1e9
+
+
+def _size(number: int | None) -> int | None:
+    """The size of a group; None for a number that is none."""
+    return None if number is None or number < 1 else _bounded(number)
 
 
 def _bounded(number: int | None) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -176,11 +177,12 @@ def test_a_group_that_is_short():
     assert (names([unit]), unit.short_by) == ([["b", "c"]], 1)
 
 
-def test_a_group_without_a_size_waits():
+@pytest.mark.parametrize("size", [None, 0, -3])
+def test_a_group_without_a_size_waits(size: int | None):
     """Nobody knows how many there are to be."""
     rollouts = machine()
-    rollouts.add(own("a", ROLLOUT_GROUP_ID="g"), 1, 0)
-    rollouts.add(own("b", ROLLOUT_GROUP_ID="g"), 1, 50)
+    rollouts.add(own("a", ROLLOUT_GROUP_ID="g", ROLLOUT_GROUP_SIZE=size), 1, 0)
+    rollouts.add(own("b", ROLLOUT_GROUP_ID="g", ROLLOUT_GROUP_SIZE=size), 1, 50)
     assert (rollouts.whole(), rollouts.due(149)) == ([], [])
     [unit] = rollouts.due(150)
     assert (names([unit]), unit.size, unit.short_by) == ([["a", "b"]], None, 0)
