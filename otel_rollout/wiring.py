@@ -278,7 +278,7 @@ def _set_up(
         # The provider's own exit handler was registered before, so it runs after this one.
         atexit.register(leave_environment, setup.part)
     process_state.setup = setup
-    process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
+    process_state.warned_unrecorded = True  # whoever shuts it down knows that nothing records
     return setup
 
 
@@ -346,7 +346,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         runs = any(getattr(each, "running", False) for each in process_state.rollouts.values())
         process_state.use(Settings(content=kept) if runs else Settings())
         process_state.provider, process_state.observers = None, Observers()
-        process_state.said_without_calls = False
+        process_state.warned_without_calls = False
         if setup.own_provider:
             forget_global(setup.provider)
         if setup.lanes.metrics is not None:

@@ -5,7 +5,7 @@ Exporters in separate distributions import `otel_rollout` and this module only. 
 `Positive` (options), `check_choice`, `dropped_completions`, `trajectory_row` (a trajectory in
 columns), `Documents` (reads what some of them write), and these helpers for JSON and messages:
 `Json`, `loads`, `dumps`, `copy_json`, `json_of`, `portable`, `none_for_nan`, `MessagePath`,
-`path_messages`, `visible_content`, `message_parts` with the classes of parts, `is_of_model`, and
+`path_messages`, `normalised_content`, `message_parts` with the classes of parts, `is_of_model`, and
 `counts_of` a completion's usage.
 """
 

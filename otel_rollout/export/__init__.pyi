@@ -70,5 +70,5 @@ from otel_rollout.wire import is_of_model as is_of_model
 from otel_rollout.wire import loads as loads
 from otel_rollout.wire import message_parts as message_parts
 from otel_rollout.wire import none_for_nan as none_for_nan
+from otel_rollout.wire import normalised_content as normalised_content
 from otel_rollout.wire import path_messages as path_messages
-from otel_rollout.wire import visible_content as visible_content

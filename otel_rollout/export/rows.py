@@ -137,8 +137,8 @@ def _check(rows: Rows, require_whole_groups: bool) -> None:
     if require_whole_groups:
         check_whole("to_token_rows(require_whole_groups=True)", there)
     elif partial := [each for each in groups_not_whole(there) if each.samples > 1]:
-        said = "; ".join(map(str, partial))
-        warnings.warn(f"{said}. {PARTIAL_GROUPS}", PartialGroupWarning, stacklevel=3)
+        listed = "; ".join(map(str, partial))
+        warnings.warn(f"{listed}. {PARTIAL_GROUPS}", PartialGroupWarning, stacklevel=3)
     if not rows and any(trajectory.trainable for trajectory in rows.trajectories):
         warnings.warn(_why_empty(rows), EmptyRowsWarning, stacklevel=3)
     scored = [trajectory for trajectory in rows.trajectories if trajectory.reward is not None]

@@ -28,7 +28,7 @@ from otel_rollout.wire import (
     cut_value,
     cutter_of,
     endpoint_of,
-    framing_said,
+    framing_by_type,
     hiding_of,
     merge,
     try_loads,
@@ -381,7 +381,7 @@ def _framing_of(exchange: Exchange) -> Framing | None:
         return None
     api = api_of(exchange.path)
     by_path = None if api is None else api.framing(exchange.path)
-    return framing_said(exchange.form.type or EVENTS) or by_path or "events"
+    return framing_by_type(exchange.form.type or EVENTS) or by_path or "events"
 
 
 def _is_whole(exchange: Exchange) -> bool:

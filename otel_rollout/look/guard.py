@@ -32,7 +32,7 @@ from otel_rollout.record import (
     ActiveRollout,
     Secrets,
     current_rollout,
-    is_drawn_around,
+    is_inside_llm_span,
     process_state,
     without_token,
 )
@@ -65,7 +65,7 @@ class Guard:
         self.is_genai = is_genai
 
     def __call__(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if self.over or (process_state.settings.llm_spans == "outer" and is_drawn_around()):
+        if self.over or (process_state.settings.llm_spans == "outer" and is_inside_llm_span()):
             return wrapped(*args, **kwargs)
         rollout = current_rollout() if self.is_recorded else None
         if rollout is None:  # messages may be an iterator, which can be read once

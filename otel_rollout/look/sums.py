@@ -34,7 +34,7 @@ from otel_rollout.wire import (
     dumps,
     loads,
     path_messages,
-    said_in,
+    reply_text,
     shown_message,
     token_counts,
 )
@@ -156,7 +156,7 @@ class Summary:
         reply = None
         if self._last is not None:
             body, path, events = self._last
-            reply = said_in(body, path, events=events)
+            reply = reply_text(body, path, events=events)
         elif self._answer_inside is not None:
             reply = self._answer_inside[1]
         if not process_state.content.exported or _is_empty(output):

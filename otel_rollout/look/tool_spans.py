@@ -34,10 +34,10 @@ from otel_rollout.wire import (
     loads,
     may_have_results,
     merge,
+    normalised_content,
     tool_calls,
     tool_results,
     unpack_events,
-    visible_content,
 )
 
 _KEPT = 64
@@ -178,7 +178,7 @@ def _write_span(
     end_ns: int,
 ) -> None:
     """The span of a tool, from the end of the reply to the start of the request."""
-    text = text_of(visible_content(result.content))
+    text = text_of(normalised_content(result.content))
     attributes: dict[str, Any] = {
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EXECUTE_TOOL,
         sc.GEN_AI_TOOL_NAME: call.name,

@@ -43,7 +43,7 @@ class Calls:
     """Calls of its own process that whoever collected the spans did not keep."""
 
     @property
-    def tellers(self) -> list[SpanRecord]:
+    def counting(self) -> list[SpanRecord]:
         """The spans that say how many calls there were."""
         return [record for record in (self.rollout, *self.parts) if record is not None]
 
@@ -53,7 +53,7 @@ class Calls:
         if self.rollout is None or self._is_elsewhere:
             return False
         counts = (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_NESTED_COUNT)
-        if any(record.integer(count) != 0 for record in self.tellers for count in counts):
+        if any(record.integer(count) != 0 for record in self.counting for count in counts):
             return False
         return not any(not is_late(record) for record in self.records)
 
@@ -86,7 +86,7 @@ class Calls:
         """
         found = [
             sentences.PROGRAMS_GIVEN(**about)
-            for record in self.tellers
+            for record in self.counting
             if (about := programs_of(Fields(record, []), is_given=True))
         ]
         if not self.are_none or not self.rollout or self.rollout.integer(sc.ROLLOUT_GATEWAY_COUNT):
@@ -100,7 +100,7 @@ class Calls:
         outside: also for those that were made outside any rollout, and need not be its own.
         """
         found: list[str] = []
-        for record in self.tellers:
+        for record in self.counting:
             unreadable: list[str] = []
             fields = Fields(record, unreadable)
             if not record.cut.isdisjoint(_MISSED):
@@ -116,7 +116,7 @@ class Calls:
         found: list[str] = []
         began = still_open = missing = 0
         counted: set[str | None] = {""}
-        for record in self.tellers:
+        for record in self.counting:
             if not record.cut.isdisjoint(_COUNTS):
                 found.append(sentences.COUNT_UNKNOWN())
                 continue
@@ -146,7 +146,7 @@ class Calls:
     @property
     def _counting(self) -> list[SpanRecord]:
         """The spans that say how many calls there were, and are whole."""
-        return [record for record in self.tellers if record.cut.isdisjoint(_COUNTS)]
+        return [record for record in self.counting if record.cut.isdisjoint(_COUNTS)]
 
     @property
     def _missing(self) -> sentences.Sentence:

@@ -43,13 +43,13 @@ def doubts_of(
     calls: Mapping[SpanKey, SpanRecord], rollout: SpanRecord | None, parts: Iterable[SpanRecord]
 ) -> dict[SpanKey, str]:
     """Why each call that nothing accounts for may not be the rollout's. parts: the trusted ones."""
-    tellers = [record for record in (rollout, *parts) if record is not None]
-    told = counted(record.text(sc.ROLLOUT_PROCESS) for record in tellers)
+    counting = [record for record in (rollout, *parts) if record is not None]
+    counters = counted(record.text(sc.ROLLOUT_PROCESS) for record in counting)
     if rollout is None:
-        told[None] = told.get(None, 0) + 1
+        counters[None] = counters.get(None, 0) + 1
     counts = {
         record.text(sc.ROLLOUT_PROCESS): record.integer(sc.ROLLOUT_EXCHANGE_COUNT)
-        for record in tellers
+        for record in counting
     }
     numbered = {
         key: (record.text(sc.EXCHANGE_PROCESS), record.integer(sc.EXCHANGE_STARTED))
@@ -59,28 +59,28 @@ def doubts_of(
     return {
         key: why
         for key, (process, number) in numbered.items()
-        if (why := _doubt(process, number, told, counts, times))
+        if (why := _why_unknown(process, number, counters, counts, times))
         and calls[key].cut.isdisjoint(_NUMBER)  # else it is damaged anyway
     }
 
 
-def _doubt(
+def _why_unknown(
     process: str | None,
     number: int | None,
-    told: Mapping[str | None, int],
+    counters: Mapping[str | None, int],
     counts: Mapping[str | None, int | None],
     times: Mapping[tuple[str | None, int | None], int],
 ) -> str | None:
     """Why a call with this number may not be the rollout's.
 
-    told: how many spans count the calls of each process; with None, any process may be its own.
+    counters: how many spans count the calls of each process; with None, any process may be its own.
     """
     if process is None or number is None:
         return "its span does not say which call of which process it is"
-    if None not in told and process not in told:
+    if None not in counters and process not in counters:
         return f"neither its rollout nor a part in its trace is of its process {process!r}"
-    if told.get(process, 0) > 1:
-        return f"{told[process]} spans count the calls of its process {process!r}"
+    if counters.get(process, 0) > 1:
+        return f"{counters[process]} spans count the calls of its process {process!r}"
     count = counts.get(process)
     if count is not None and not 1 <= number <= count:
         return f"it is call {number} of its process, which made {count}"

@@ -29,7 +29,7 @@ from otel_rollout.journal import Journal, Place, read_records
 from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.record import decoded_whole
-from otel_rollout.spans import AttributeValue, SpanRecord, as_record, carried
+from otel_rollout.spans import AttributeValue, SpanRecord, as_record, transportable
 from otel_rollout.terminal import number_of
 from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.wire import check_depth, loads
@@ -414,7 +414,7 @@ def parsed(body: bytes, is_json: bool) -> tuple[list[SpanRecord], int]:
 def _encodable(record: SpanRecord) -> SpanRecord:
     """The record; lone surrogates, which JSON may have, are escaped."""
     attributes: dict[str, AttributeValue] = {
-        str(carried(name)): carried(value) if isinstance(value, str) else value
+        str(transportable(name)): transportable(value) if isinstance(value, str) else value
         for name, value in record.attributes.items()
     }
     return replace(record, attributes=attributes)

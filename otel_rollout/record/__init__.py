@@ -25,7 +25,7 @@ from otel_rollout.record.gathering.gather import run_bounded as run_bounded
 from otel_rollout.record.gathering.progress import RolloutProgress as RolloutProgress
 from otel_rollout.record.inside.functions import get_current_trajectory as get_current_trajectory
 from otel_rollout.record.inside.functions import get_history as get_history
-from otel_rollout.record.inside.functions import is_drawn_around as is_drawn_around
+from otel_rollout.record.inside.functions import is_inside_llm_span as is_inside_llm_span
 from otel_rollout.record.inside.functions import no_capture as no_capture
 from otel_rollout.record.inside.functions import record_reward as record_reward
 from otel_rollout.record.inside.functions import request_token_ids as request_token_ids

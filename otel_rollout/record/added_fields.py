@@ -68,9 +68,9 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
         return NOTHING
     options = wanted.pop("stream_options", None) or {}
     added = {name: value for name, value in wanted.items() if name not in body}
-    said = body.get("stream_options") or {}
-    if counts and body.get("stream") and "include_usage" not in said and isinstance(said, Mapping):
-        added["stream_options"] = {"include_usage": True, **options, **said}
+    own = body.get("stream_options") or {}
+    if counts and body.get("stream") and "include_usage" not in own and isinstance(own, Mapping):
+        added["stream_options"] = {"include_usage": True, **options, **own}
     # llama.cpp takes log-probabilities, but not of a stream with tools.
     request = urlsplit(str(url)).netloc, path, bool(body.get("stream")), bool(body.get("tools"))
     before = {name: [body[name]] if name in body else [] for name in added}

@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import carried, label
+from otel_rollout.spans import label, transportable
 from otel_rollout.trajectory import Reward, Trajectory
 from otel_rollout.wire import Json, dumps, error_text
 
@@ -23,7 +23,7 @@ def identity(
     outer_group_id: as `ActiveRollout` has it.
     """
     found: dict[str, Any] = {sc.GEN_AI_OPERATION_NAME: operation}
-    found[sc.GEN_AI_AGENT_NAME] = carried(trajectory.name)
+    found[sc.GEN_AI_AGENT_NAME] = transportable(trajectory.name)
     if operation != sc.OPERATION_INVOKE_WORKFLOW:
         found[sc.GEN_AI_CONVERSATION_ID] = trajectory.id
     found[sc.ROLLOUT_SCHEMA_VERSION] = sc.SCHEMA_VERSION
@@ -39,15 +39,15 @@ def place(trajectory: Trajectory, outer_group_id: str | None = None) -> dict[str
     """Attributes of the task, the groups and the policy of a trajectory."""
     found: dict[str, Any] = {}
     if trajectory.task_id is not None:
-        found[sc.ROLLOUT_TASK_ID] = carried(trajectory.task_id)
+        found[sc.ROLLOUT_TASK_ID] = transportable(trajectory.task_id)
     if trajectory.group_id is not None:
-        found[sc.ROLLOUT_GROUP_ID] = carried(trajectory.group_id)
+        found[sc.ROLLOUT_GROUP_ID] = transportable(trajectory.group_id)
     if outer_group_id is not None:
-        found[sc.ROLLOUT_OUTER_GROUP_ID] = carried(outer_group_id)
+        found[sc.ROLLOUT_OUTER_GROUP_ID] = transportable(outer_group_id)
     if trajectory.sample_index is not None:
-        found[sc.ROLLOUT_SAMPLE_INDEX] = carried(trajectory.sample_index)
+        found[sc.ROLLOUT_SAMPLE_INDEX] = transportable(trajectory.sample_index)
     if trajectory.group_size is not None:
-        found[sc.ROLLOUT_GROUP_SIZE] = carried(trajectory.group_size)
+        found[sc.ROLLOUT_GROUP_SIZE] = transportable(trajectory.group_size)
     if trajectory.policy_version is not None:
         found |= label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version)
     return found
@@ -172,7 +172,7 @@ def present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that are set, as values that a span can have."""
     return {
         # Most values are carried as they are, without asking.
-        key: value if type(value) is str and value.isascii() else carried(value)
+        key: value if type(value) is str and value.isascii() else transportable(value)
         for key, value in attributes.items()
         if value is not None
     }

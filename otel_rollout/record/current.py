@@ -90,7 +90,7 @@ def begin(
         _serve(active, options.upstream)
     run = _enter(active, context)
     if active.recorder is None:
-        _say_unrecorded(active)
+        _warn_unrecorded(active)
     return run
 
 
@@ -101,12 +101,12 @@ def _serve(active: ActiveRollout, upstream: str | None) -> None:
         active.gateway = process_state.gateway_here(upstream)
 
 
-def _say_unrecorded(active: ActiveRollout) -> None:
+def _warn_unrecorded(active: ActiveRollout) -> None:
     """Log, once in a process, that no processor took a rollout and `configure` was not called."""
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if process_state.said_unrecorded or disabled:
+    if process_state.warned_unrecorded or disabled:
         return
-    process_state.said_unrecorded = True
+    process_state.warned_unrecorded = True
     logger.warning(
         "rollout %r runs, and nothing records it: there will be no trajectory. Call "
         "otel_rollout.configure() once, at start-up, before the first rollout (or add a "

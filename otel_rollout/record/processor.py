@@ -160,7 +160,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if is_ours:
             return
         if missed is not None:
-            note_uncaptured(active, *missed, drawn=True)
+            note_uncaptured(active, *missed, spanned=True)
         note_tool(active, span, has_ended=True)
 
     @guarded("a span was not recorded for its trajectory")
@@ -250,8 +250,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer.active.is_part:
             buffer.active.records.append(whole)
         elif not buffer.cut_off:
-            if not process_state.said_without_calls:
-                _say_without_calls(buffer.assembly, trajectory)
+            if not process_state.warned_without_calls:
+                _warn_without_calls(buffer.assembly, trajectory)
             handed = [claim[0] for claim in buffer.active.claims] if buffer.active.claims else []
             is_workflow = buffer.active.operation == sc.OPERATION_INVOKE_WORKFLOW
             if not (is_workflow and buffer.assembly.is_empty_workflow):
@@ -408,12 +408,12 @@ def _take_in(buffer: _Buffer) -> None:
     buffer.assembly.add_later(ended)
 
 
-def _say_without_calls(assembly: Assembly, trajectory: Trajectory) -> None:
+def _warn_without_calls(assembly: Assembly, trajectory: Trajectory) -> None:
     """Log, once in a process, that a rollout ended well and none of its calls was captured."""
-    if process_state.said_without_calls or trajectory.status != "complete":
+    if process_state.warned_without_calls or trajectory.status != "complete":
         return
     if sentences := assembly.without_calls():
-        process_state.said_without_calls = True
+        process_state.warned_without_calls = True
         logger.warning(
             "rollout %r: %s. Its trajectory is empty; other rollouts like it are not logged.",
             trajectory.name,

@@ -188,8 +188,8 @@ class ExchangeRecorder:
         self, status: int | None, headers: _Headers | None = None, text: str | None = None
     ) -> None:
         """Another attempt follows, after this response, as far as the client got it; or none."""
-        said = None if text is None else process_state.content.recorded(self.rollout.scrub(text))
-        self._form.failed(status, headers, said)
+        text = None if text is None else process_state.content.recorded(self.rollout.scrub(text))
+        self._form.failed(status, headers, text)
 
     @guarded(NOT_SHOWN, level=logging.DEBUG)
     def _name_session(self, attributes: dict[str, Any]) -> None:
@@ -222,10 +222,10 @@ class ExchangeRecorder:
         speech, are not recorded: they are large, and no conversation.
         """
         self.status_code = status
-        said, is_binary = self._form.begins(status, headers)
+        framing, is_binary = self._form.begins(status, headers)
         path = self.path.partition("?")[0]
-        self.framing = said or (None if self.api is None else self.api.framing(path))
-        self.is_events = said is not None
+        self.framing = framing or (None if self.api is None else self.api.framing(path))
+        self.is_events = framing is not None
         self._last = self.rollout.clock
         self._chunks = self._body = self._left_ns = None
         self._tail = b"\n"
@@ -308,7 +308,7 @@ class ExchangeRecorder:
             body = joined(self._chunks or (), self.encoding) if self.is_streaming else self._body
             if body is not None:
                 self._form.body = body
-                body, self.is_events = framed_as_events(body, self.framing, said=self.is_events)
+                body, self.is_events = framed_as_events(body, self.framing, declared=self.is_events)
             self._body = body
             self._finish(status, error)
         elif error is None and (self.status_code or 0) >= 400:
@@ -357,7 +357,8 @@ class ExchangeRecorder:
         self._finish("error", ErrorResponse(f"HTTP {status}: {text}"))
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
-        found = ending_of(self._asked, body, self.framing, error, said=self.is_events, ended=ended)
+        declared = self.is_events
+        found = ending_of(self._asked, body, self.framing, error, declared=declared, ended=ended)
         self.is_events = found.is_events
         self._body, self._form.body = found.body or None, body
         if found.status == "complete" and is_no_reply(self._asked, found):
@@ -399,7 +400,7 @@ class ExchangeRecorder:
                 self.span.end(self._left_ns)
             self._observers.notify("call_ended", self, status)
             rollout.streams.discard(self)
-            self._let_go()
+            self._release()
 
     @guarded(INCOMPLETE)
     def _write_reply(self, attributes: dict[str, Any], error: BaseException | None) -> None:
@@ -442,7 +443,7 @@ class ExchangeRecorder:
         if status == "error":
             self.span.set_status(trace.StatusCode.ERROR, self.error[1])
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
         self._chunks = self._body = self._asked.body = None
         self._recorded = b"", slice(0), slice(0)

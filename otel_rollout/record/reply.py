@@ -100,18 +100,19 @@ def ending_of(
     framing: Framing | None,
     error: BaseException | None,
     *,
-    said: bool,
+    declared: bool,
     ended: bool,
 ) -> Ending:
     """How a reply ended; of a stream of events, the text shows if it is complete.
 
     body: decoded, as far as it came. error: of whoever read it. None: none.
-    said: True if the content type says that it is a stream. ended: True if it was read to its end.
+    declared: True if the content type is that of a stream. ended: True if it was read to its
+        end.
     """
     complete, reported = ended, None
     body = body.removeprefix(codecs.BOM_UTF8)  # as clients do
-    body, said = framed_as_events(body, framing, said=said)
-    found = Ending(body, is_events(body, said), "", error)
+    body, declared = framed_as_events(body, framing, declared=declared)
+    found = Ending(body, is_events(body, declared), "", error)
     if found.is_events:
         with guarded("a streamed reply was not understood; it is kept as it came"):
             has_last = asked.is_last(body[-TAIL:] if len(body) > TAIL else b"\n" + body)
@@ -131,17 +132,17 @@ def is_no_reply(asked: Asked, reply: Ending) -> bool:
     return not (reply.is_events or asked.api is None or is_json_object(reply.body))
 
 
-def framed_as_events(body: bytes, framing: Framing | None, *, said: bool) -> tuple[bytes, bool]:
+def framed_as_events(body: bytes, framing: Framing | None, *, declared: bool) -> tuple[bytes, bool]:
     """The reply with its chunks as server-sent events, if it is a stream of another framing.
 
     Also True if it is a stream. said: True if the content type says so.
     """
     if framing not in (None, "events"):
         with guarded("a streamed reply could not be read", level=logging.DEBUG):
-            events = as_events(body, framing, said=said)
+            events = as_events(body, framing, declared=declared)
             if events is not None:
                 return events, True
-    return body, said
+    return body, declared
 
 
 def joined(chunks: Sequence[bytes], encoding: str | None) -> bytes:

@@ -116,8 +116,8 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     score = partial(observers.notify, "scored", active)
     own = span.get_span_context()
     trajectory.seal(late_reward(active.tracer, trajectory, own, score, active.outer_group_id))
-    if active.told is not None:
-        active.hear()
+    if active.reports is not None:
+        active.count_reports()
     if active.side_call_rules is not None:
         active.judge()
     with active.lock:

@@ -22,11 +22,11 @@ from otel_rollout.record.boundary import guarded
 from otel_rollout.record.options import Options
 from otel_rollout.record.other_spans import OtherSpans, here_and_now
 from otel_rollout.record.privacy.secrets import Secrets
-from otel_rollout.record.processes.child_reports import CONTINUED, LOST, heard
+from otel_rollout.record.processes.child_reports import CONTINUED, LOST, read_reports
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import ExchangeWriter, SpanRecord, carried, label
+from otel_rollout.spans import ExchangeWriter, SpanRecord, label, transportable
 from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
@@ -174,7 +174,7 @@ class ActiveRollout:
     """How often it was handed on, less how often it was continued in this very process."""
     gateway: ForPrograms | None = None
     """Records the calls of the programs that it starts. None: they are not captured."""
-    told: str | None = None
+    reports: str | None = None
     """The file through which processes that began inside it report. None: none began."""
 
     def __init__(
@@ -379,11 +379,11 @@ class ActiveRollout:
         group_id, size = self.trajectory.group_id, self.trajectory.group_size
         found: dict[str, Any] = {}
         if group_id is not None:
-            found[sc.ROLLOUT_GROUP_ID] = carried(group_id)
+            found[sc.ROLLOUT_GROUP_ID] = transportable(group_id)
             if size is not None:
-                found[sc.ROLLOUT_GROUP_SIZE] = carried(size)
+                found[sc.ROLLOUT_GROUP_SIZE] = transportable(size)
         if self.outer_group_id is not None:
-            found[sc.ROLLOUT_OUTER_GROUP_ID] = carried(self.outer_group_id)
+            found[sc.ROLLOUT_OUTER_GROUP_ID] = transportable(self.outer_group_id)
         return found
 
     def _began_late(self) -> None:
@@ -398,14 +398,14 @@ class ActiveRollout:
         )
 
     @guarded("reports of the processes that began inside a rollout could not be read")
-    def hear(self) -> None:
+    def count_reports(self) -> None:
         """Count the reports of the processes that began inside it."""
         with self.lock:
-            path, self.told = self.told, None
+            path, self.reports = self.reports, None
             if path is not None and self.pid == os.getpid():  # else it is the parent's
-                said = heard(path)
-                self.handed_on += said.count(CONTINUED)
-                if lost := said.count(LOST):
+                came = read_reports(path)
+                self.handed_on += came.count(CONTINUED)
+                if lost := came.count(LOST):
                     self.outside["a process of a pool"] += lost
 
     @guarded("the rules for side calls could not be asked: the calls of this rollout do not train")

@@ -44,10 +44,10 @@ def _safe(rule: Rule) -> Rule:
 
     def asked(completion: Completion, calls: SideCalls) -> str | None:
         with guarded("the rule %s for side calls failed; the call is not trained", name):
-            said = rule(completion, calls)
-            if said is None or isinstance(said, str):
-                return said
-            raise TypeError(f"expected a reason, which is a text, or None, got {said!r}")
+            reason = rule(completion, calls)
+            if reason is None or isinstance(reason, str):
+                return reason
+            raise TypeError(f"expected a reason, which is a text, or None, got {reason!r}")
         return f"the rule {name} failed"
 
     return asked

@@ -64,15 +64,15 @@ class ProcessState:
         self.lost_to: str | None = None
         """In a process of a pool, the file of the rollout that it was begun in. None: no pool's, or
         it was begun in none."""
-        self.has_said_lost = False
+        self.warned_lost = False
         """True if the log has said that calls of this process are in no rollout."""
         self.forking = threading.RLock()
         """Held while a part is opened."""
         self.ended_exporters: weakref.WeakSet[object] = weakref.WeakSet()
         """Exporters of spans that `shutdown` has shut down, while anybody holds them."""
-        self.said_without_calls = False
+        self.warned_without_calls = False
         """True if the log has said that a rollout ended and none of its calls was captured."""
-        self.said_unrecorded = False
+        self.warned_unrecorded = False
         """True if `configure` was called, or the log has said that nothing records rollouts."""
         self.gateways: set[str] = set()
         """Addresses of the gateways that this process serves."""
@@ -107,7 +107,7 @@ class ProcessState:
         self.name = _new_name()
         self.forking = threading.RLock()  # another thread of the parent may have held it
         self.parts, self.programs = {}, {}
-        self.lost_to, self.has_said_lost = None, False
+        self.lost_to, self.warned_lost = None, False
         self.waiting.clear()
 
 

@@ -25,9 +25,9 @@ from otel_rollout.spans.record import SpanKey as SpanKey
 from otel_rollout.spans.record import SpanRecord as SpanRecord
 from otel_rollout.spans.record import as_record as as_record
 from otel_rollout.spans.record import as_records as as_records
-from otel_rollout.spans.record import carried as carried
 from otel_rollout.spans.record import label as label
 from otel_rollout.spans.record import nanoseconds_of as nanoseconds_of
+from otel_rollout.spans.record import transportable as transportable
 from otel_rollout.spans.record import unchecked_record as unchecked_record
 from otel_rollout.spans.reply_form import EVENTS as EVENTS
 from otel_rollout.spans.reply_form import JSON as JSON

@@ -125,11 +125,11 @@ def label(key: str, value: str | int | None) -> dict[str, AttributeValue]:
     """
     if value is None:
         return {}
-    attributes: dict[str, AttributeValue] = {key: carried(value)}
+    attributes: dict[str, AttributeValue] = {key: transportable(value)}
     return attributes | ({key + _TYPE: "int"} if isinstance(value, int) else {})
 
 
-def carried(value: AttributeValue) -> AttributeValue:
+def transportable(value: AttributeValue) -> AttributeValue:
     """The value in a form that every transport carries; any other would cost its whole batch.
 
     Lone surrogates are written escaped, integers of more than 64 bits as text.

@@ -155,7 +155,7 @@ class ExchangeWriter:
         self._separator = _USUAL
         """What is between the ids of the last prompts."""
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
-        self._carried: dict[bytes, int] = {}
+        self._copied: dict[bytes, int] = {}
         self._large: dict[bytes, int] = {}
         self.checksums: dict[str, int] = {}
         """Those of texts of the last reply that are known, for `with_lengths`."""
@@ -234,8 +234,8 @@ class ExchangeWriter:
         if (length, digest) not in known:
             known.insert(0, (length, digest))
             del known[8:]
-        copies = self._carried.get(digest, 0)
-        self._carried[digest] = copies + 1
+        copies = self._copied.get(digest, 0)
+        self._copied[digest] = copies + 1
         return copies < COPIES
 
     def _find_messages(self, key: str, text: str, body: bytes, start: int) -> _Messages:

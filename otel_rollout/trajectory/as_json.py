@@ -357,8 +357,8 @@ def _parameters(line: Any) -> dict[str, Any]:
 def _exchanges_of(line: Any) -> list[Exchange]:
     paths: list[MessagePath | None] = [None]
     for row in line.messages:
-        said = paths[row.same] if row.same else None
-        paths.append(MessagePath(paths[row.parent], said.json if said else _text_of(row.message)))
+        equal = paths[row.same] if row.same else None
+        paths.append(MessagePath(paths[row.parent], equal.json if equal else _text_of(row.message)))
     tokens: list[TokenPath | None] = [None]
     for row in line.tokens:
         tokens.append(extend_tokens(tokens[row.parent], row.ids))

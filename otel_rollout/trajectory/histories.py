@@ -167,8 +167,8 @@ def _is_break(completion: Completion, replayed: list[Json], follower: Completion
     """True if the follower did not see the tokens that were sampled, or may not have."""
     if list(completion.items) == replayed:
         return False
-    said = reasoning_in(completion.items)
-    if said and said != reasoning_in(replayed):
+    recorded = reasoning_in(completion.items)
+    if recorded and recorded != reasoning_in(replayed):
         return True
     if _names(completion.items) == _names(replayed):
         return False

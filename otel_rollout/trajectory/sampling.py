@@ -133,8 +133,8 @@ def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
         return {"type": "ErrorResponse", "message": error_text(reply["error"])}
     if isinstance(reply, Mapping):
         because = api.empty_because(reply) if api is not None else None
-        said = f" ({because})" if because else ""
-        return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
+        reason = f" ({because})" if because else ""
+        return {"type": "EmptyResponse", "message": f"the response has no message{reason}"}
     return {
         "type": "InvalidResponse",
         "message": f"the response is not a JSON object: {str(reply)[:200]!r}",

@@ -56,7 +56,7 @@ class SideCalls:
         """True if any call of the trajectory offers tools."""
         self._asked: set[bytes | str] = set()
         """Keys of the paths in short requests without tools, and ids that requests continue."""
-        self._said: set[bytes] = set()
+        self._replies: set[bytes] = set()
         """Keys of the paths that end with the replies to such requests."""
         self._reasons: dict[tuple[str, int], str | None] = {}
         """The default rule's results, since the last call was added."""
@@ -69,7 +69,7 @@ class SideCalls:
             self.has_tools = True
         elif _is_short(completion):
             self._asked.update(_keys(completion))
-            self._said.update(_said(completion))
+            self._replies.update(_reply_keys(completion))
         self._reasons = {}  # a thread that asks meanwhile has the former one
 
     def goes_on(self, completion: Completion) -> bool:
@@ -80,8 +80,8 @@ class SideCalls:
         return (
             _continued_id(completion) is not None
             or completion.id in self._asked
-            or not self._asked.isdisjoint(_said(completion))
-            or not self._said.isdisjoint(_keys(completion))
+            or not self._asked.isdisjoint(_reply_keys(completion))
+            or not self._replies.isdisjoint(_keys(completion))
         )
 
     def reason(self, completion: Completion) -> str | None:
@@ -170,7 +170,7 @@ def _keys(completion: Completion) -> Iterator[bytes]:
     return (node.key for node in completion.prompt or ())
 
 
-def _said(completion: Completion) -> Iterator[bytes]:
+def _reply_keys(completion: Completion) -> Iterator[bytes]:
     """The key of the path that ends with its reply, where it said anything that can be seen."""
     if completion.path is not None and completion.path.key not in _keys(completion):
         yield completion.path.key

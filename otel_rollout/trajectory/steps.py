@@ -151,7 +151,7 @@ class Step(_StepFields):
         if (key := self.call_key or self.missing) is not None:
             own["completion"] = list(key)
         for name, default in _DEFAULTS.items():
-            if name in _SAID and self.completion is not None:
+            if name in _REPLIES and self.completion is not None:
                 continue  # the completion has it
             value = getattr(self, name)
             if not _is(value, default):
@@ -183,7 +183,7 @@ def call_key(completion: Completion) -> CallKey:
     return completion.span_id, completion.choice_index
 
 
-_SAID = ("chat_completions", "model_response")
+_REPLIES = ("chat_completions", "model_response")
 _WRITTEN = (
     *("chat_completions", "thought", "action", "observation", "model_response", "info"),
     *("reward", "done", "raw_reward", "mc_return", "scored"),

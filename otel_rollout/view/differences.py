@@ -7,7 +7,7 @@ from itertools import takewhile
 from otel_rollout.view.details import Opened
 from otel_rollout.view.page_types import Difference, Node
 from otel_rollout.view.tokens import Tokens
-from otel_rollout.wire import Json, visible_key
+from otel_rollout.wire import Json, normalised_key
 
 _MOST_MESSAGES = 200
 """Messages of each side after those that both have."""
@@ -52,7 +52,7 @@ def _main(opened: Opened) -> list[int]:
 
 def _is_same(a: Opened, one: int, b: Opened, other: int) -> bool:
     first, second = a.tree.nodes[one].message, b.tree.nodes[other].message
-    return first == second or visible_key(first) == visible_key(second)
+    return first == second or normalised_key(first) == normalised_key(second)
 
 
 def _shown(opened: Opened, nodes: list[int]) -> list[Node]:

@@ -53,7 +53,7 @@ def check_source(source: str) -> None:
     """ConfigurationError or OSError for a source that cannot be read again and again."""
     if source == "-":
         raise ConfigurationError(
-            "view reads trajectories again from where they are, which stdin cannot: use a file"
+            "view reads trajectories again and again, which stdin cannot: write it to a file"
         )
     if not is_address(source):
         for file in files_of(source):

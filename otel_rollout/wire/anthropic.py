@@ -20,10 +20,10 @@ _ends_with_stop = re.compile(rb'\ndata: ?\{\s*"type":\s*"message_stop"\s*\}').se
 
 
 def _thinking(part: Members) -> Part:
-    said = part.get("thinking")
-    if isinstance(said, list):  # Mistral's, in pieces
-        said = "".join(part.text for part in content_parts(said) if isinstance(part, Text))
-    return reasoning_block(part, said)
+    thinking = part.get("thinking")
+    if isinstance(thinking, list):  # Mistral's, in pieces
+        thinking = "".join(part.text for part in content_parts(thinking) if isinstance(part, Text))
+    return reasoning_block(part, thinking)
 
 
 def _tool_use(part: Members) -> Part:

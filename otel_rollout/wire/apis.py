@@ -196,8 +196,8 @@ def error_text(error: Json, *, message: str | None = None, status: int | None = 
     Trainers' logs and retry policies go by these: "Rate limit reached (HTTP 429, rate_limited)".
     """
     fields = error if isinstance(error, Mapping) else {}
-    said = message or fields.get("message") or ("" if error is None else error)
-    text = str(said)
+    found = message or fields.get("message") or ("" if error is None else error)
+    text = str(found)
     code = _code_in(fields)
     words = [f"HTTP {status}"] if status is not None and str(status) not in text else []
     if code is not None and code not in text and code != str(status):

@@ -106,13 +106,13 @@ class Converse(ModelApi):
         return ({"role": "assistant", **message},) if message["content"] else ()
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
-        said = reply.get("usage")
-        if not isinstance(said, Mapping):
+        counts = reply.get("usage")
+        if not isinstance(counts, Mapping):
             return None
         return {
-            "prompt_tokens": said.get("inputTokens"),
-            "completion_tokens": said.get("outputTokens"),
-            "total_tokens": said.get("totalTokens"),
+            "prompt_tokens": counts.get("inputTokens"),
+            "completion_tokens": counts.get("outputTokens"),
+            "total_tokens": counts.get("totalTokens"),
         }
 
     def tool_name(self, tool: Message) -> str | None:
@@ -120,9 +120,9 @@ class Converse(ModelApi):
         return str(spec.get("name")) if isinstance(spec, Mapping) else None
 
 
-def _merge_block(block: dict[str, Any], said: Mapping[str, Json]) -> None:
+def _merge_block(block: dict[str, Any], delta: Mapping[str, Json]) -> None:
     """Add a start or a delta to its block."""
-    for kind, value in said.items():
+    for kind, value in delta.items():
         if kind == "citation":
             merge_field(block, kind, [value])
         elif isinstance(value, list):  # of the result of a tool that the server ran

@@ -12,7 +12,13 @@ from otel_rollout.wire.api import Sampled
 from otel_rollout.wire.choices import ChoicesApi, indexed_choices
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Json, Message, Params, Reply
-from otel_rollout.wire.message import Shapes, content_parts, media_reader, text_of, visible_content
+from otel_rollout.wire.message import (
+    Shapes,
+    content_parts,
+    media_reader,
+    normalised_content,
+    text_of,
+)
 from otel_rollout.wire.parts import Media, Members, Other, Part, Text, ToolCall, ToolResult
 
 _BATCH = "/chat/completions/batch"
@@ -131,7 +137,7 @@ def _without_echo(message: Message, last: Json) -> Message:
     """
     if not isinstance(last, Mapping) or last.get("role") != message.get("role"):
         return message
-    text, echoed = message.get("content"), visible_content(last.get("content"))
+    text, echoed = message.get("content"), normalised_content(last.get("content"))
     if not (isinstance(text, str) and isinstance(echoed, str)):
         return message
     return {**message, "content": text.removeprefix(echoed)}

@@ -179,8 +179,8 @@ class ChoicesApi(ModelApi):
         return merge_choices(chunks)
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        said = (body or {}).get("choices", ())
-        finished = sum(choice.get("finish_reason") is not None for choice in said)
+        sampled = (body or {}).get("choices", ())
+        finished = sum(choice.get("finish_reason") is not None for choice in sampled)
         ended = super().is_whole(events, body, choices)
         return ended or (finished >= choices and events.error is None)
 
@@ -398,5 +398,5 @@ def _tokens_in(choice: Choice) -> int | None:
     ids = [value for value in map(choice.get, IDS) if isinstance(value, list)]
     counted = max([*map(len, ids), *(listing.length for listing in listings(choice))], default=0)
     delta = choice.get("delta")
-    said = [v for k, v in delta.items() if k != "role"] if isinstance(delta, Mapping) else []
-    return counted or (None if any([*said, choice.get("text")]) else 0)
+    values = [v for k, v in delta.items() if k != "role"] if isinstance(delta, Mapping) else []
+    return counted or (None if any([*values, choice.get("text")]) else 0)

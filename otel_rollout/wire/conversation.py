@@ -19,7 +19,7 @@ import msgspec
 
 from otel_rollout.wire.json import OBJECT, Json, JsonText
 from otel_rollout.wire.message import PIECES, content_parts, read_message
-from otel_rollout.wire.parts import Part, Reasoning, Text, present_members, visible_parts
+from otel_rollout.wire.parts import Part, Reasoning, Text, normalised_parts, present_members
 
 
 class MessagePath:
@@ -54,24 +54,24 @@ class MessagePath:
             node = node.parent
         while unknown:
             node = unknown.pop()
-            node._key = node._visible()
+            node._key = node._normalised()
         return self._key or b""
 
-    def _visible(self) -> bytes:
+    def _normalised(self) -> bytes:
         """The key, where that of the path before is known."""
-        before, said = self.parent, self.json.seen
-        if is_sampled_piece(said):
-            pieces = [said]
+        before, message = self.parent, self.json.seen
+        if is_sampled_piece(message):
+            pieces = [message]
             while before is not None and is_sampled_piece(before.json.seen):
                 pieces.append(before.json.seen)
                 before = before.parent
-            (said,) = joined_pieces(reversed(pieces))
+            (message,) = joined_pieces(reversed(pieces))
         key = before.key if before else b""
-        visible = message_key(said)
-        if visible is None:
+        normalised = message_key(message)
+        if normalised is None:
             return key
         digest = blake2b(key, digest_size=16)
-        digest.update(visible)
+        digest.update(normalised)
         return digest.digest()
 
     def __iter__(self) -> Iterator[MessagePath]:
@@ -123,14 +123,14 @@ def path_messages(path: MessagePath | None) -> list[Json]:
 # --- which messages are the same
 
 
-def visible_key(message: Json) -> bytes:
+def normalised_key(message: Json) -> bytes:
     """Bytes that are equal for messages that a model sees as the same."""
     parts, others = read_message(message)
     return key_of(message, parts, others)
 
 
 def message_key(message: Json) -> bytes | None:
-    """`visible_key`; None for an item that is only reasoning, which a replay may leave out."""
+    """`normalised_key`; None for an item that is only reasoning, which a replay may leave out."""
     parts, others = read_message(message)
     if not others and parts and all(isinstance(part, Reasoning) for part in parts):
         return None
@@ -150,26 +150,28 @@ def key_of(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes:
         others = present_members(others, without=("cache_control",))
         if others.get("type") == "message":  # of the Responses API, whose messages have no more
             others = {"role": role}
-    return _encoded([others, visible_parts(parts)])
+    return _encoded([others, normalised_parts(parts)])
 
 
 _encode_strict = msgspec.json.Encoder(order="deterministic").encode
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def _encoded(visible: Json) -> bytes:
+def _encoded(normalised: Json) -> bytes:
     try:
-        text = _encode_strict(visible)
+        text = _encode_strict(normalised)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return _encode(visible).encode()
+        return _encode(normalised).encode()
     # It writes NaN and infinities as null, too.
-    return _encode(visible).encode() if b"null" in text else text
+    return _encode(normalised).encode() if b"null" in text else text
 
 
 def contents_key(contents: Iterable[Json]) -> bytes:
     """Bytes that are equal for contents that a model sees as the same; b"" for nothing."""
-    visible = [visible_parts(content_parts(content)) if content else [] for content in contents]
-    return _encoded(visible) if any(visible) else b""
+    normalised = [
+        normalised_parts(content_parts(content)) if content else [] for content in contents
+    ]
+    return _encoded(normalised) if any(normalised) else b""
 
 
 # --- messages in pieces

@@ -211,7 +211,7 @@ _CUTTERS: dict[Framing, type[Cutter]] = {
 }
 
 
-def framing_said(content_type: str) -> Framing | None:
+def framing_by_type(content_type: str) -> Framing | None:
     """The framing that a content type names; None where it names none."""
     content_type = content_type.lower()
     if _is_framed(content_type):
@@ -226,15 +226,15 @@ def cutter_of(framing: Framing) -> Cutter:
     return _CUTTERS[framing]()
 
 
-def as_events(body: bytes, framing: Framing, *, said: bool = True) -> bytes | None:
+def as_events(body: bytes, framing: Framing, *, declared: bool = True) -> bytes | None:
     """The server-sent events that a stream of this framing amounts to; None if it is no stream.
 
-    said: the content type names the framing; else `body` may be a reply as well. ValueError for
-    what should be frames and is not.
+    declared: the content type names the framing; else `body` may be a reply as well. ValueError
+    for what should be frames and is not.
     """
     if (
         framing == "events"
-        or (framing == "lines" and not said and not _is_lines(body))
+        or (framing == "lines" and not declared and not _is_lines(body))
         or (framing == "array" and not body.lstrip().startswith(b"["))
     ):
         return None

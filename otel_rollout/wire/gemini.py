@@ -237,15 +237,15 @@ class GenerateContent(ModelApi):
         return f"finish reason {', '.join(map(str, reasons))}" if any(reasons) else None
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
-        said = reply.get("usageMetadata")
-        if not isinstance(said, Mapping):
+        counts = reply.get("usageMetadata")
+        if not isinstance(counts, Mapping):
             return None
-        sampled = [said.get("candidatesTokenCount"), said.get("thoughtsTokenCount")]
+        sampled = [counts.get("candidatesTokenCount"), counts.get("thoughtsTokenCount")]
         known = [count for count in sampled if isinstance(count, int)]
         return {
-            "prompt_tokens": said.get("promptTokenCount"),
+            "prompt_tokens": counts.get("promptTokenCount"),
             "completion_tokens": sum(known) if known else None,
-            "total_tokens": said.get("totalTokenCount"),
+            "total_tokens": counts.get("totalTokenCount"),
         }
 
     def tool_name(self, tool: Message) -> str | None:

@@ -178,9 +178,9 @@ def _reasoning(value: Json) -> Iterable[Part]:
     return (Reasoning(value, value),)
 
 
-def reasoning_block(part: Members, said: Json) -> Reasoning:
+def reasoning_block(part: Members, content: Json) -> Reasoning:
     """A part, or an item, that is only reasoning with these texts."""
-    return Reasoning(present_members(part, without=_IDENTITY), said)
+    return Reasoning(present_members(part, without=_IDENTITY), content)
 
 
 def media_reader(kind: str, *names: str) -> PartReader:
@@ -205,7 +205,7 @@ def text_of(value: Json) -> str | None:
 # --- what makes no difference
 
 
-def visible_content(content: Json) -> Json:
+def normalised_content(content: Json) -> Json:
     """Content of a message, or a context such as tools, without what makes no difference.
 
     A text equals a list with that text as its only part; no content equals an empty text.
@@ -318,14 +318,14 @@ def shown_message(message: Json, *, reasoning: bool = True) -> str:
     """
     if not isinstance(message, dict):
         return str(message)
-    said: list[str] = []
+    texts: list[str] = []
     thoughts: list[str] = []
     for part in message_parts(message):
         if text := part.shown:
             is_apart = not reasoning and isinstance(part, Reasoning)
-            (thoughts if is_apart else said).append(text)
-    if said or thoughts:
-        return " ".join(said or thoughts)
+            (thoughts if is_apart else texts).append(text)
+    if texts or thoughts:
+        return " ".join(texts or thoughts)
     return dumps({k: v for k, v in message.items() if k != "role" and v is not None})
 
 

@@ -62,8 +62,10 @@ class Ollama(ModelApi):
         return "lines"
 
     def is_own(self, chunk: Chunk) -> bool:
-        said = isinstance(chunk.get("message"), Mapping) or isinstance(chunk.get("response"), str)
-        return said and isinstance(chunk.get("done"), bool)
+        has_reply = isinstance(chunk.get("message"), Mapping) or isinstance(
+            chunk.get("response"), str
+        )
+        return has_reply and isinstance(chunk.get("done"), bool)
 
     def ends(self, chunk: Chunk) -> bool:
         return chunk.get("done") is True

@@ -1,6 +1,6 @@
 """The parts of messages: text, reasoning, calls of tools, their results, media. Pure.
 
-`wire.message` and the modules of APIs create them. `visible` is what of a part counts where two
+`wire.message` and the modules of APIs create them. `normalised` is what of a part counts where two
 messages are compared, `shown` is for people; how a part is written in an API is not known here.
 """
 
@@ -28,7 +28,7 @@ class Text:
     """What else the model sees of it: other members, or a word for what it is. None: nothing."""
 
     @property
-    def visible(self) -> Json:
+    def normalised(self) -> Json:
         return self.text if self.others is None else [self.others, self.text]
 
     @property
@@ -42,12 +42,12 @@ class Reasoning:
 
     wire: Json
     """As it was sent, but its id."""
-    said: Json
+    content: Json
     """The texts in it: one, a list of them, or parts that have texts."""
 
     @property
     def text(self) -> str:
-        return "\n\n".join(_texts_in(self.said))
+        return "\n\n".join(_texts_in(self.content))
 
     @property
     def shown(self) -> str:
@@ -67,8 +67,8 @@ class ToolCall:
     """What else the model sees of it: its kind, and its id where clients keep that."""
 
     @property
-    def visible(self) -> Json:
-        return [self.others, self.name, _visible_arguments(self.arguments)]
+    def normalised(self) -> Json:
+        return [self.others, self.name, _normalised_arguments(self.arguments)]
 
     @property
     def text(self) -> str:
@@ -99,8 +99,8 @@ class ToolResult:
     """What else the model sees of it."""
 
     @property
-    def visible(self) -> Json:
-        return [self.others, self.id, self.name, self.failed, visible_parts(self.parts)]
+    def normalised(self) -> Json:
+        return [self.others, self.id, self.name, self.failed, normalised_parts(self.parts)]
 
     @property
     def shown(self) -> str:
@@ -122,7 +122,7 @@ class Media:
     media_type: Json = None
 
     @property
-    def visible(self) -> Json:
+    def normalised(self) -> Json:
         return seen_of(self.wire)
 
     @property
@@ -145,7 +145,7 @@ class Other:
     """What people read of it; None: it is named."""
 
     @property
-    def visible(self) -> Json:
+    def normalised(self) -> Json:
         return seen_of(self.wire)
 
     @property
@@ -156,10 +156,10 @@ class Other:
 Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult | Media | Other
 
 
-def visible_parts(parts: Iterable[Part]) -> list[Json]:
+def normalised_parts(parts: Iterable[Part]) -> list[Json]:
     """What of parts counts where two messages are compared."""
-    visible = [part.visible for part in parts if not isinstance(part, Reasoning)]
-    return [each for each in visible if each != ""]
+    normalised = [part.normalised for part in parts if not isinstance(part, Reasoning)]
+    return [each for each in normalised if each != ""]
 
 
 def seen_of(wire: Json) -> Json:
@@ -176,7 +176,7 @@ def present_members(message: Members, without: tuple[str, ...] = ()) -> dict[str
     }
 
 
-def _visible_arguments(arguments: Json) -> Json:
+def _normalised_arguments(arguments: Json) -> Json:
     """Arguments as JSON if they are a JSON object or list, else as their text; {} for none."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
@@ -199,12 +199,12 @@ def _number(text: str) -> float | int:
 _arguments = json.JSONDecoder(parse_float=_number)
 
 
-def _texts_in(said: Json) -> Iterator[str]:
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, list):
-        for one in said:
+def _texts_in(content: Json) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for one in content:
             yield from _texts_in(one)
-    elif isinstance(said, Mapping):
+    elif isinstance(content, Mapping):
         for name in ("text", "thinking", "summary"):
-            yield from _texts_in(said.get(name))
+            yield from _texts_in(content.get(name))

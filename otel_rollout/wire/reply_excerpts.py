@@ -53,11 +53,11 @@ def token_counts(body: bytes, api: ModelApi, *, events: bool) -> TokenCounts | N
 
     api: that was asked. events: True if they are events, of which the last ones count.
     """
-    said: dict[str, Json] = {}
+    latest: dict[str, Json] = {}
     for found in _objects(body, f'"{api.usage_name}"'.encode(), _LAST if events else len(body)):
         # A stream may count the prompt in its first event, and the reply in its last.
-        said = {**found, **{name: count for name, count in said.items() if count is not None}}
-        if (counts := counts_of(api.usage({api.usage_name: said}) or {})) is not None:
+        latest = {**found, **{name: count for name, count in latest.items() if count is not None}}
+        if (counts := counts_of(api.usage({api.usage_name: latest}) or {})) is not None:
             return counts
     tail = body[-_USAGE:].decode("utf-8", "replace")
     numbers = {name: int(n) for name in api.count_names for n in _numbers(name, tail)[-1:]}
@@ -163,11 +163,11 @@ def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
     ]
 
 
-def said_in(body: bytes, path: str, *, events: bool) -> str | None:
+def reply_text(body: bytes, path: str, *, events: bool) -> str | None:
     """The text of the first choice of a reply, without reasoning; None where it has none."""
     items = next((reply.items for reply in shown_replies(body, path, events=events)), ())
-    said = [shown_message(item, reasoning=False) for item in items if not is_reasoning(item)]
-    return "\n".join(said) or None
+    texts = [shown_message(item, reasoning=False) for item in items if not is_reasoning(item)]
+    return "\n".join(texts) or None
 
 
 def _message_in(body: bytes) -> dict[str, Json] | None:
@@ -187,17 +187,17 @@ def _streamed_message(api: ModelApi, body: bytes) -> dict[str, Json] | None:
     mark = f'"{api.delta_name}":"'
     if mark not in text:
         mark = f'"{api.delta_name}": "'
-    said: list[str] = []
+    texts: list[str] = []
     length = 0
     for piece in text.split(mark)[1:]:
         value = piece[: piece.find('"')]
         if "\\" in value:
             value = str(_scanned(f'"{piece}', 0) or "")
-        said.append(value)
+        texts.append(value)
         length += len(value)
         if length > _SHOWN:
             break
-    return {"role": "assistant", "content": "".join(said)} if length else None
+    return {"role": "assistant", "content": "".join(texts)} if length else None
 
 
 def _has_calls(body: bytes) -> bool:

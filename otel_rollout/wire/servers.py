@@ -215,9 +215,9 @@ def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> Sequence[Json] |
 
 def usage(reply: _Fields) -> dict[str, Json] | None:
     """How many tokens the server counted. llama.cpp's `/completion` has its own names for it."""
-    said = reply.get("usage")
-    if isinstance(said, dict):
-        return said
+    counts = reply.get("usage")
+    if isinstance(counts, dict):
+        return counts
     if isinstance(reply.get("tokens_predicted"), int):
         return {
             "prompt_tokens": reply.get("tokens_evaluated"),

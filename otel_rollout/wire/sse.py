@@ -63,10 +63,10 @@ def data_of(event: bytes) -> str:
     return next(_datas(event.decode("utf-8", "replace")), "")
 
 
-def is_events(body: bytes, content_type_says: bool) -> bool:
+def is_events(body: bytes, declared: bool) -> bool:
     """True if these are server-sent events: by their first bytes, else by their content type."""
     start = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(_FIRST) or (content_type_says and _begins_an_object(body) is None)
+    return start.startswith(_FIRST) or (declared and _begins_an_object(body) is None)
 
 
 def is_json_object(body: bytes) -> bool:

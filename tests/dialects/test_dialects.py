@@ -15,7 +15,7 @@ from otel_rollout import Trajectory, gather_trajectory, reconstruct, rollout
 from otel_rollout.rebuild.dialects.call import Dialect, Fact
 from otel_rollout.rebuild.dialects.reader import DIALECTS, dialect_of
 from otel_rollout.spans.record import SpanRecord
-from otel_rollout.wire import visible_key
+from otel_rollout.wire import normalised_key
 from tests.dialects.compare import (
     ALL,
     NAMES,
@@ -191,7 +191,7 @@ def test_a_conversation_is_one_history(name: str, scenario: str, length: int):
     if not first.exchange.damage:
         assert [item.trainable for item in history.items].count(True) == 2
     sent = [wire for wire in wire_of(name) if wire.scenario == scenario][1].request["messages"]
-    assert [visible_key(m) for m in history.messages()[:-1]] == [visible_key(m) for m in sent]
+    assert [normalised_key(m) for m in history.messages()[:-1]] == [normalised_key(m) for m in sent]
     if scenario.endswith("tools") and name != "openai-v2":
         assert history.tools is not None
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_rollout
 from otel_rollout import reconstruct, rollout, tool
 from otel_rollout.testing import Reply, ToolCall
-from otel_rollout.wire import tool_calls, tool_results, visible_content
+from otel_rollout.wire import normalised_content, tool_calls, tool_results
 from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
 
@@ -269,7 +269,7 @@ def test_every_shape_is_read(call_id: str, name: str, text: str):
     ]
     for message in results:
         ((name, result),) = tool_results(message)
-        assert (name, visible_content(result.content), result.failed) == (call_id, text, False)
+        assert (name, normalised_content(result.content), result.failed) == (call_id, text, False)
         assert tool_calls(message) == {}
 
 

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from otel_rollout import SpanFormatError, reconstruct, rollout
 from otel_rollout.otlp import read, read_clickhouse, read_json, read_json_lines, read_protobuf
-from otel_rollout.spans.record import SpanRecord, as_record, carried, label
+from otel_rollout.spans.record import SpanRecord, as_record, label, transportable
 from tests.kit.recording import Clients, Recording
 from tests.kit.transports import TRANSPORTS, rows, to_json_line
 from tests.otlp.written import SCALARS
@@ -113,7 +113,7 @@ def test_labels_of_spans_without_a_type():
     assert record(a=7.5).label("a") is None
     assert record().label("a") is None
     assert label("a", None) == {}
-    assert carried("\ud800") == "\\ud800"
+    assert transportable("\ud800") == "\\ud800"
 
 
 # --- one entry for all

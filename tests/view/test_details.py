@@ -17,7 +17,7 @@ from otel_rollout.view.built_page import as_json
 from otel_rollout.view.details import MOST_CHARACTERS, Opened
 from otel_rollout.view.fields import COLUMNS, row_of
 from otel_rollout.view.tree import MOST_HISTORIES, MOST_MESSAGES, Tree
-from otel_rollout.wire import visible_key
+from otel_rollout.wire import normalised_key
 from otel_rollout.wire.json import DEEPEST
 from tests.kit.conversations import ASK, chat, said, system, user
 from tests.kit.recording import Clients, Recording
@@ -243,7 +243,7 @@ def test_the_way_to_the_end_of_a_history_is_its_messages(calls: list[Call]):
     assert len(tree.histories) == len(trajectory.histories)
     for way, history in zip(tree.histories, trajectory.histories, strict=True):
         path = [tree.nodes[node].message for node in tree.path(way.leaf)]
-        assert list(map(visible_key, path)) == list(map(visible_key, history.messages()))
+        assert list(map(normalised_key, path)) == list(map(normalised_key, history.messages()))
         if way.source is not None:
             other = tree.path(tree.histories[way.source].leaf)
             assert tree.path(way.leaf)[: way.common] == other[: way.common]

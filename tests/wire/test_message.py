@@ -21,7 +21,7 @@ from otel_rollout.wire import (
     ToolResult,
     media_of,
     message,
-    visible_key,
+    normalised_key,
 )
 from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.message import Shapes, content_parts
@@ -91,7 +91,7 @@ def test_the_page_has_the_parts_of_a_shape_that_is_added():
     row = message_row(ANSWER)
     assert (row.text, row.call_id, row.links) == ("forty-two", "1", ("x",))
     assert media_of(ANSWER) == ["image_url"]
-    assert visible_key(asked('{"a":2}')) != visible_key(asked('{"a":1}'))
+    assert normalised_key(asked('{"a":2}')) != normalised_key(asked('{"a":1}'))
 
 
 @pytest.mark.parametrize(

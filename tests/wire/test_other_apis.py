@@ -15,14 +15,14 @@ from otel_rollout.wire import (
     api_of,
     as_events,
     cutter_of,
-    framing_said,
+    framing_by_type,
     media_of,
     merge,
+    normalised_key,
     path_messages,
     reasoning_of,
     shown_message,
     tool_name,
-    visible_key,
 )
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.message import content_parts
@@ -44,12 +44,12 @@ def path_of(messages: list[Json]) -> MessagePath | None:
 def framing_of(talk: Talk) -> Any:
     api = api_of(talk.streamed)
     assert api is not None
-    return framing_said(talk.content_type) or api.framing(talk.streamed.partition("?")[0])
+    return framing_by_type(talk.content_type) or api.framing(talk.streamed.partition("?")[0])
 
 
 def events_of(talk: Talk, body: bytes) -> str:
     framing = framing_of(talk)
-    events = as_events(body, framing, said=framing_said(talk.content_type) is not None)
+    events = as_events(body, framing, declared=framing_by_type(talk.content_type) is not None)
     return (body if events is None else events).decode()
 
 
@@ -140,11 +140,11 @@ def test_a_changed_reply_is_another_message(talk: Talk) -> None:
         text = json.dumps(said)
         changed = json.loads(text.replace(old, new))
         if changed != said:
-            assert visible_key(changed) != visible_key(said)
+            assert normalised_key(changed) != normalised_key(said)
     said = copy.deepcopy(talk.said(talk.replies[0]))
     calls = said.get("tool_calls", said.get("parts", said.get("content")))
     calls.pop()
-    assert visible_key(said) != visible_key(talk.said(talk.replies[0]))
+    assert normalised_key(said) != normalised_key(talk.said(talk.replies[0]))
 
 
 @EVERY
@@ -165,7 +165,7 @@ def test_reasoning_counts_for_nothing_in_a_replay(talk: Talk) -> None:
             ]
             dropped[name] = kept
     assert dropped != said
-    assert visible_key(dropped) == visible_key(said)
+    assert normalised_key(dropped) == normalised_key(said)
     assert reasoning_of(said)
     assert not reasoning_of(dropped)
 
@@ -285,15 +285,15 @@ def test_contents_of_the_model_that_follow_each_other_are_one(pieces: list[str],
 def test_parts_that_are_the_same(one: Json, other: Json | None, same: bool) -> None:
     """In camel case or snake case, with or without an id."""
     other = other or {"functionCall": {"name": "f", "args": {"a": 1}}}
-    assert (visible_key(content(one)) == visible_key(content(other))) is same
+    assert (normalised_key(content(one)) == normalised_key(content(other))) is same
 
 
 def test_roles_of_results() -> None:
     """`user`, `function`, `tool` and none are the user's; the model's is another one."""
     result = {"functionResponse": {"name": "f", "response": {"result": 1}}}
-    keys = {visible_key(content(result, role=role)) for role in ("user", "function", "tool")}
-    assert keys == {visible_key({"parts": [result]})}
-    assert visible_key(content(result)) not in keys
+    keys = {normalised_key(content(result, role=role)) for role in ("user", "function", "tool")}
+    assert keys == {normalised_key({"parts": [result]})}
+    assert normalised_key(content(result)) not in keys
 
 
 def test_several_candidates_of_a_stream() -> None:
@@ -327,7 +327,7 @@ def test_an_error_inside_an_array() -> None:
     """It is found, as in events."""
     error = {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}
     body = b"".join(array([GEMINI.streams[1][0], {"error": error}]))
-    events = as_events(body, "array", said=False)
+    events = as_events(body, "array", declared=False)
     assert events is not None
     merged = merge(events.decode(), path=GEMINI.streamed)
     assert (merged.complete, merged.error) == (False, error)
@@ -336,7 +336,7 @@ def test_an_error_inside_an_array() -> None:
 @pytest.mark.parametrize("body", [b'{"error": {}}', b"", b"<html>"])
 def test_what_is_no_array(body: bytes) -> None:
     """Stays what it is."""
-    assert as_events(body, "array", said=False) is None
+    assert as_events(body, "array", declared=False) is None
 
 
 # --- people
@@ -412,8 +412,8 @@ def test_names_of_tools() -> None:
 )
 def test_lines_under_another_content_type(body: bytes, is_stream: bool) -> None:
     """More than one object is a stream; one that is cut in its first line cannot be told."""
-    assert (as_events(body, "lines", said=False) is not None) is is_stream
-    assert as_events(body, "lines", said=True) is not None
+    assert (as_events(body, "lines", declared=False) is not None) is is_stream
+    assert as_events(body, "lines", declared=True) is not None
 
 
 def test_arguments_that_are_objects() -> None:
@@ -422,7 +422,7 @@ def test_arguments_that_are_objects() -> None:
     given = {"name": "f", "arguments": {"a": 1}}
 
     def key(*calls: Json) -> bytes:
-        return visible_key({"role": "assistant", "tool_calls": list(calls)})
+        return normalised_key({"role": "assistant", "tool_calls": list(calls)})
 
     assert key(call) == key({**call, "function": given})
     assert key(call) != key({**call, "id": "2", "function": given})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from otel_rollout.wire import (
     TokenCounts,
     api_of,
-    said_in,
+    reply_text,
     shown_message,
     shown_replies,
     token_counts,
@@ -58,7 +58,7 @@ def test_a_count_is_found_behind_anything(text: str, other: Any):
 def test_a_text_is_that_of_the_reply(text: str, large: bool):
     """Small replies are parsed whole, of large ones the message alone."""
     body = chat(text, logprobs={"content": ["word"] * 4000} if large else None)
-    said = said_in(body, CHAT, events=False)
+    said = reply_text(body, CHAT, events=False)
     assert said == (text or shown_message({"role": "assistant", "content": text}))
 
 
@@ -68,7 +68,7 @@ def test_a_streamed_text_is_that_of_its_deltas(texts: list[str]):
     stream = events(*map(delta, texts), {"choices": [], "usage": USAGE})
     joined = "".join(texts)
     if joined:
-        assert said_in(stream, CHAT, events=True) == joined
+        assert reply_text(stream, CHAT, events=True) == joined
     assert counted(stream, CHAT, events=True) == (7, 3, None)
 
 
@@ -79,7 +79,7 @@ def test_a_glance_never_fails(body: bytes, path: str, stream: bool, value: Any):
     odd = b'{"usage":' + json.dumps(value).encode() + body
     for each in (body, odd, events({"usage": value}) + body):
         counted(each, path, events=stream)
-        said_in(each, path, events=stream)
+        reply_text(each, path, events=stream)
 
 
 @pytest.mark.parametrize(
@@ -158,19 +158,19 @@ def test_a_stream_that_counts_at_both_ends():
         {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 15}},
     )
     assert counted(stream, "/v1/messages", events=True) == (25, 15, None)
-    assert said_in(stream, "/v1/messages", events=True) == "ab"
+    assert reply_text(stream, "/v1/messages", events=True) == "ab"
 
 
 def test_of_several_choices_the_first_is_shown():
     """Their deltas take turns."""
     stream = events(delta("a"), delta("x", 1), delta("b"), delta("y", 1)) + b"data: [DONE]\n\n"
-    assert said_in(stream, CHAT, events=True) == "ab"
+    assert reply_text(stream, CHAT, events=True) == "ab"
 
 
 def test_a_stream_is_read_no_further_than_it_is_shown():
     """A long reply costs what is shown of it."""
     stream = events(*(delta("word ") for _ in range(20_000)))
-    assert len(said_in(stream, CHAT, events=True) or "") < 70_000
+    assert len(reply_text(stream, CHAT, events=True) or "") < 70_000
 
 
 def test_reasoning_is_shown_where_nothing_else_is_said():
@@ -186,7 +186,7 @@ def test_a_long_stream_with_calls_is_read_whole():
     call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     chunks = [delta("word "), {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]
     stream = events(*chunks, {"choices": [], "padding": "x" * 20_000})
-    assert said_in(stream, CHAT, events=True) == "word  → f({})"
+    assert reply_text(stream, CHAT, events=True) == "word  → f({})"
 
 
 def test_a_long_reply_that_is_no_chat_is_read_whole():
@@ -196,4 +196,4 @@ def test_a_long_reply_that_is_no_chat_is_read_whole():
     body, path = json.dumps(reply).encode(), "/models/g:generateContent"
     (shown,) = shown_replies(body, path, events=False)
     assert (shown.text, shown.finish_reason) == ("(hm) four", "STOP")
-    assert said_in(body, path, events=False) == "four"
+    assert reply_text(body, path, events=False) == "four"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout.wire import visible_key
+from otel_rollout.wire import normalised_key
 
 TEXTS = st.text(max_size=8)
 CALLS = st.lists(
@@ -42,35 +42,35 @@ def test_what_is_added_makes_no_other_message(reply: Any, added: Any, to_calls: 
             for call in reply["tool_calls"]
         ],
     }
-    assert visible_key(again) == visible_key(reply)
+    assert normalised_key(again) == normalised_key(reply)
 
 
 @given(REPLIES, REPLIES, ADDED)
 def test_another_content_is_another_message(one: Any, other: Any, added: Any):
     """Whatever was added to it."""
     if one["content"] != other["content"]:
-        assert visible_key({**other, **added}) != visible_key(one)
+        assert normalised_key({**other, **added}) != normalised_key(one)
         other = {**one, "content": other["content"]}
-        assert visible_key({**other, **added}) != visible_key(one)
+        assert normalised_key({**other, **added}) != normalised_key(one)
 
 
 @given(TEXTS, st.sampled_from(("user", "tool", "system")), st.text(min_size=1, max_size=4))
 def test_the_name_of_others_counts(text: str, role: str, name: str):
     """Chat templates may show the model who said it: a user, or a tool."""
     message = {"role": role, "content": text}
-    assert visible_key({**message, "name": name}) != visible_key(message)
+    assert normalised_key({**message, "name": name}) != normalised_key(message)
 
 
 @given(TEXTS)
 def test_parsed_items_of_the_responses_api(text: str):
     """What the client parsed of an output item is nothing to the model."""
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
-    assert visible_key({**call, "parsed_arguments": {"a": text}}) == visible_key(call)
+    assert normalised_key({**call, "parsed_arguments": {"a": text}}) == normalised_key(call)
     part = {"type": "output_text", "text": text}
     message = {"type": "message", "role": "assistant", "content": [part]}
     parsed = {**message, "content": [{**part, "parsed": {"a": 1}, "annotations": []}]}
-    assert visible_key(parsed) == visible_key(message)
-    assert visible_key({**message, "content": [{**part, "text": text + "!"}]}) != visible_key(
+    assert normalised_key(parsed) == normalised_key(message)
+    assert normalised_key({**message, "content": [{**part, "text": text + "!"}]}) != normalised_key(
         parsed
     )
 
@@ -97,7 +97,7 @@ ITEMS: list[dict[str, Any]] = [
 )
 def test_what_a_client_notes_on_an_item_makes_no_other_message(item: Any, name: str, note: Any):
     """Codex writes the turn and the time on each item that it replays."""
-    assert visible_key({**item, name: note}) == visible_key(item)
+    assert normalised_key({**item, name: note}) == normalised_key(item)
 
 
 @given(st.sampled_from(ITEMS), st.data())
@@ -106,4 +106,4 @@ def test_what_a_template_shows_of_an_item_counts(item: Any, data: st.DataObject)
     names = item.keys() - ({"type"} if "role" in item else set())
     name = data.draw(st.sampled_from(sorted(names)))
     other = {"role": "system"} if name == "role" else {name: "another"}
-    assert visible_key({**item, **other}) != visible_key(item)
+    assert normalised_key({**item, **other}) != normalised_key(item)

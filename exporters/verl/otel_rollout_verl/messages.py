@@ -18,7 +18,7 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.export import Json, check_choice, dumps, loads, visible_content
+from otel_rollout.export import Json, check_choice, dumps, loads, normalised_content
 
 Untrained = Literal["error", "skip", "train"]
 
@@ -170,7 +170,7 @@ def _check_chat(completion: Completion, where: str) -> None:
 
 def _message(message: Json, where: str, *, only_text: bool = False) -> dict[str, Json]:
     """The message with a text as content, and without fields that are not set."""
-    content = visible_content(message.get("content"))
+    content = normalised_content(message.get("content"))
     if not isinstance(content, str):
         kinds = [part.get("type") if isinstance(part, dict) else "text" for part in content]
         raise ExportError(f"{where}: verl's content is one text, got parts {kinds}")

@@ -146,7 +146,7 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
         yield
 
 
-def is_drawn_around() -> bool:
+def is_inside_llm_span() -> bool:
     """True in a rollout, inside the span of a model call that another library makes."""
     span = trace.get_current_span()
     scope = getattr(span, "instrumentation_scope", None)

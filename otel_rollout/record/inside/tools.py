@@ -175,8 +175,8 @@ class tool:  # noqa: N801 - used as a decorator
             event = exception_event(error, _scrub if active is None else active.scrub)
             self._span.add_event(sc.EVENT_EXCEPTION, event)
             self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-            said = sentence(error, event[sc.EXCEPTION_MESSAGE])
-            self._span.set_status(trace.StatusCode.ERROR, said)
+            description = sentence(error, event[sc.EXCEPTION_MESSAGE])
+            self._span.set_status(trace.StatusCode.ERROR, description)
 
 
 def _scrub(text: str) -> str:

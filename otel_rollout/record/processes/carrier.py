@@ -216,8 +216,8 @@ def rollout_secret() -> bytes | None:
 
 def _proof(secret: bytes, context: Context) -> str:
     """The HMAC of all that a carrier says of its rollout, and of the trace that it is in."""
-    said = [str(baggage.get_baggage(name, context) or "") for name in _CARRIED[:-1]]
-    message = "\n".join([f"{trace_id_of(context):032x}", *said])
+    values = [str(baggage.get_baggage(name, context) or "") for name in _CARRIED[:-1]]
+    message = "\n".join([f"{trace_id_of(context):032x}", *values])
     return hmac.digest(secret, message.encode("utf-8", "backslashreplace"), "sha256").hex()
 
 

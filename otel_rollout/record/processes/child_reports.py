@@ -20,7 +20,7 @@ def new_file() -> str:
     return path
 
 
-def tell(path: str | None, what: bytes) -> None:
+def report(path: str | None, what: bytes) -> None:
     """Report to a rollout; one that has ended, or has no file, gets nothing."""
     if path is None:
         return
@@ -32,7 +32,7 @@ def tell(path: str | None, what: bytes) -> None:
             os.close(file)
 
 
-def heard(path: str) -> bytes:
+def read_reports(path: str) -> bytes:
     """All reports to the rollout; its file is removed."""
     try:
         with open(path, "rb") as file:

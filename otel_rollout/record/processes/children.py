@@ -23,7 +23,7 @@ from otel_rollout.record.boundary import guarded
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes import programs
 from otel_rollout.record.processes.carrier import Carried, group_of, part_of
-from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
+from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, report
 from otel_rollout.record.processes.programs import Made, beginning, starting
 from otel_rollout.record.provider import rollout_provider
 from otel_rollout.record.rollout_span import close, start_span
@@ -52,8 +52,8 @@ def _beginning() -> ActiveRollout | None:
     if active is None or active.pid != os.getpid():
         return None
     with active.lock:
-        if active.told is None:
-            active.told = new_file()
+        if active.reports is None:
+            active.reports = new_file()
     return active
 
 
@@ -64,7 +64,7 @@ def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) ->
         if active is not None:
             # Plain values and a light module: a process that never records imports no more.
             hooks = Made(call_once_imported, _CLIENTS, *_WATCH)
-            setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.told, hooks))
+            setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.reports, hooks))
     with starting(process, active):
         return wrapped(*args, **kwargs)
 
@@ -95,7 +95,7 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
         group_id=group_id, group_size=size, policy_version=version, trainable=trainable
     )
     context = trace.set_span_in_context(active.span)
-    part = _part(active.told, context, active.id, options, outer)
+    part = _part(active.reports, context, active.id, options, outer)
     if part is not None and part.gateway is None:
         part.gateway = active.gateway
     return part
@@ -109,18 +109,18 @@ def inherited() -> ActiveRollout | None:
     origin = getattr(_process(), _ORIGIN, None)
     if not isinstance(origin, tuple):
         return None
-    carried, told = Carried(*origin[0]), origin[1]
+    carried, reports = Carried(*origin[0]), origin[1]
     part = carried.rollout_id, carried.options, carried.outer_group_id
-    return _part(told, carried.context, *part)
+    return _part(reports, carried.context, *part)
 
 
 def report_lost() -> None:
     """Report that a model call is made here, in a process of a pool, in no rollout."""
     if process_state.lost_to is None:
         return
-    tell(process_state.lost_to, LOST)
-    if not process_state.has_said_lost:
-        process_state.has_said_lost = True
+    report(process_state.lost_to, LOST)
+    if not process_state.warned_lost:
+        process_state.warned_lost = True
         logger.warning(
             "a model call in a process pool was made without a rollout: a worker serves many. Hand "
             "the rollout on with each task: otel_rollout.propagate() where it is submitted, "
@@ -135,7 +135,7 @@ def _process() -> Any:
 
 
 def _part(
-    told: str | None, context: Context, rollout_id: str, options: Options, outer: str | None
+    reports: str | None, context: Context, rollout_id: str, options: Options, outer: str | None
 ) -> ActiveRollout | None:
     """The part that this process has of a rollout: opened when it is first needed."""
     with process_state.forking:
@@ -143,12 +143,12 @@ def _part(
             process_state.parts[rollout_id] = None  # whoever asks while it is opened
             target = getattr(_process(), "_target", None)
             if getattr(target, "__module__", None) in _POOLS:
-                process_state.lost_to = told
+                process_state.lost_to = reports
             else:
                 with guarded("a process could not continue its rollout; its calls are not in it"):
                     opened = _opened(part_of(rollout_id, options, outer), context)
                     process_state.parts[rollout_id] = opened
-                    tell(told, CONTINUED)
+                    report(reports, CONTINUED)
         part = process_state.parts[rollout_id]
     return part if isinstance(part, ActiveRollout) else None
 

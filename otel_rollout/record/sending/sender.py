@@ -115,7 +115,7 @@ class Sender(SpanProcessor):
         self._sent_last = 0.0
         self._until = math.inf
         """When to give up, once it has ended."""
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         """What the log has."""
         self._is_away = False
         """True from when the log has that the exporter takes nothing until it takes something."""
@@ -193,8 +193,8 @@ class Sender(SpanProcessor):
             self._keeper = start_thread(self._keep_all, "otel-rollout-folder")
 
     def _log_once(self, sentence: str, *arguments: object) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
+        if sentence not in self._logged:
+            self._logged.add(sentence)
             logger.warning(sentence, *arguments)
 
     def force_flush(self, timeout_millis: int | None = None) -> bool:

@@ -23,16 +23,18 @@ _MOST = 50
 """Libraries and paths, and places, that are told apart in one rollout."""
 
 
-def note_uncaptured(active: ActiveRollout, library: str, path: str, *, drawn: bool = False) -> None:
+def note_uncaptured(
+    active: ActiveRollout, library: str, path: str, *, spanned: bool = False
+) -> None:
     """Count a request of a rollout to a model's path that is not captured.
 
     library: what sends it, such as `ollama (httpx)`.
     path: the path of the request, or an address; or the name of the span that reports it.
-    drawn: True if a span reports it; False: a request was seen.
+    spanned: True if a span reports it; False: a request was seen.
     """
     if path.startswith("/") or "://" in path:
         path = public_path(path).partition("?")[0]
-    if not drawn:
+    if not spanned:
         active.others.called(*here_and_now())
     with active.lock:
         counts = active.uncaptured

@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans import EVENTS, JSON
-from otel_rollout.wire import Framing, Json, dumps, framing_said
+from otel_rollout.wire import Framing, Json, dumps, framing_by_type
 
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
 _GOES_BY = ("retry-after", "retry-after-ms", "x-should-retry", "x-amzn-errortype")
@@ -36,9 +36,9 @@ class WireForm:
 
     def begins(self, status: int, headers: Mapping[str, str]) -> tuple[Framing | None, bool]:
         """A reply begins. The framing that it says it has; True if its bytes are not recorded."""
-        said, is_binary, kind = _kind_of(headers.get("content-type", ""))
+        framing, is_binary, kind = _kind_of(headers.get("content-type", ""))
         self._head, self.body = (status, kind, headers), None
-        return said, is_binary
+        return framing, is_binary
 
     def failed(
         self, status: int | None, headers: Mapping[str, str] | None, text: str | None
@@ -91,7 +91,7 @@ def _kind_of(content_type: str) -> tuple[Framing | None, bool, str]:
     media, _, parameters = content_type.partition(";")
     is_usual = parameters.replace('"', "").strip().lower() in ("", "charset=utf-8")
     kind = media.strip().lower() if is_usual else content_type
-    return framing_said(content_type), _is_binary(content_type) is not None, kind
+    return framing_by_type(content_type), _is_binary(content_type) is not None, kind
 
 
 def _form(status: int, kind: str, headers: Mapping[str, str], usual: str) -> dict[str, Json]:

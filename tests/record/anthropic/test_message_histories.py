@@ -10,7 +10,7 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.testing import Reply, ToolCall
-from otel_rollout.wire import visible_key
+from otel_rollout.wire import normalised_key
 from tests.kit.calling import STREAMED, Caller, done, entered
 from tests.kit.comparing import exchange_spans, replayed, sent
 from tests.kit.recording import Clients, Recording
@@ -206,7 +206,7 @@ async def test_another_system_prompt_is_another_conversation(
 )
 def test_messages_that_a_model_sees_as_the_same(first: Json, second: Json, same: bool) -> None:
     """Two forms of a message are one only where the model sees no difference."""
-    assert (visible_key(first) == visible_key(second)) is same
+    assert (normalised_key(first) == normalised_key(second)) is same
 
 
 @BOTH

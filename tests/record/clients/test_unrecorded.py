@@ -16,7 +16,7 @@ from tests.kit.programs import python
 @pytest.fixture(autouse=True)
 def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has just begun."""
-    monkeypatch.setattr(process_state, "said_unrecorded", False)
+    monkeypatch.setattr(process_state, "warned_unrecorded", False)
 
 
 @rollout
