@@ -21,6 +21,7 @@ from otel_rollout.wire.sse import data_of
 
 _end = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}").search
 """The empty line after an event."""
+_FEED, _RETURN = b"\n\r"
 _outside_text = re.compile(rb'["\[\]{}]').search
 _inside_text = re.compile(rb'["\\]').search
 _has_no_choices = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
@@ -84,11 +85,12 @@ class EventCutter(Cutter):
 
     def cut(self, chunk: bytes) -> Iterable[bytes]:
         """The events that these bytes end, each with the empty line after it."""
-        if not self._bytes and chunk.endswith(b"\n\n") and b"\r" not in chunk:
-            # One whole event, as nearly always; of one line, in most APIs.
-            last = len(chunk) - 2
-            if chunk.find(b"\n") == last or chunk.find(b"\n\n") == last:
-                return (chunk,)
+        # Numbers and slices: methods of bytes that take positions parse their arguments, and `in`
+        # raises inside where it is given bytes.
+        ends = not self._bytes and chunk[-2:] == b"\n\n" and _RETURN not in chunk
+        # One whole event, as nearly always; of one line, in most APIs.
+        if ends and (_FEED not in chunk[:-2] or chunk.find(b"\n\n") == len(chunk) - 2):
+            return (chunk,)
         return super().cut(chunk)
 
     def _find_end(self) -> int:
