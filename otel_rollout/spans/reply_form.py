@@ -68,6 +68,16 @@ def unpacked(text: str) -> bytes:
     return raw
 
 
+def with_line_feeds(events: bytes, unlike: dict[str, Any]) -> tuple[bytes, bool]:
+    """Events with line feeds alone; True if `unlike` says what their lines had in place of them."""
+    if b"\r" not in events:
+        return events, True
+    is_same = events.count(b"\r\n") == events.count(b"\r") == events.count(b"\n")
+    if is_same:
+        unlike["line_end"] = "\r\n"
+    return events.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), is_same
+
+
 _read_form: Bounded[Form] = Bounded(Form)
 _read_retried: Bounded[list[Retried]] = Bounded(list[Retried])
 

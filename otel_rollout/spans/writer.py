@@ -26,7 +26,7 @@ from operator import attrgetter
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.exchange import LARGE, PACKED, PLACEHOLDER
-from otel_rollout.spans.reply_form import packed
+from otel_rollout.spans.reply_form import packed, with_line_feeds
 from otel_rollout.spans.seals import crc32, digest_of
 from otel_rollout.wire import (
     Json,
@@ -38,7 +38,6 @@ from otel_rollout.wire import (
     is_list_of_objects,
     members,
     pack_events,
-    with_newlines,
 )
 
 COPIES = 2
@@ -315,22 +314,19 @@ class ExchangeWriter:
             attributes[sc.RESPONSE_PROMPT_IDS] = prompts
             if self._separator != _USUAL:
                 unlike["separator"] = self._separator.decode()
-        try:
-            text, checksum = _joined(pieces, summed=not events)
-        except UnicodeDecodeError:
-            text, raw, checksum = _text(b"".join(pieces)), body if raw is None else raw, 0
+        is_exact = True
         if events:
-            if "\r" in text:
-                if text.count("\r\n") == text.count("\r") == text.count("\n"):
-                    unlike["line_end"] = "\r\n"
-                elif raw is None:
-                    raw = body
-                text = with_newlines(text)
-            attributes[sc.RESPONSE_EVENTS] = pack_events(text)
-        else:
-            attributes[sc.RESPONSE_BODY] = text
-            if checksum and text.isascii():  # then its bytes are these
-                self.checksums[sc.RESPONSE_BODY] = checksum
+            whole, is_exact = with_line_feeds(b"".join(pieces), unlike)
+            pieces = [pack_events(whole)]
+        try:
+            text, checksum = _joined(pieces)
+        except UnicodeDecodeError:
+            text, checksum, is_exact = _text(b"".join(pieces)), 0, False
+        key = sc.RESPONSE_EVENTS if events else sc.RESPONSE_BODY
+        attributes[key] = text
+        if checksum and text.isascii():  # then its bytes are these
+            self.checksums[key] = checksum
+        raw = body if raw is None and not is_exact else raw
         if raw is not None:
             unlike |= {"framing": "lines"} if as_lines(body) == raw else {"raw": packed(raw)}
         if unlike:
@@ -436,12 +432,12 @@ _array = re.compile(rb"\s*:\s*\[").match
 _gap: Callable[..., re.Match[bytes]] = re.compile(rb"[ ,]*").match  # type: ignore[assignment]
 
 
-def _joined(pieces: Sequence[bytes | memoryview], *, summed: bool) -> tuple[str, int]:
-    """The text of these bytes, and their CRC-32 if it is asked for."""
+def _joined(pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
+    """The text of these bytes, and their CRC-32."""
     text, checksum = "", 0
     for piece in pieces:
         text += str(piece, "utf-8")  # in place: the first is nearly all of it
-        checksum = crc32(piece, checksum) if summed else 0
+        checksum = crc32(piece, checksum)
     return text, checksum
 
 

@@ -118,4 +118,3 @@ from otel_rollout.wire.sse import is_json_object as is_json_object
 from otel_rollout.wire.sse import object_in as object_in
 from otel_rollout.wire.sse import pack_events as pack_events
 from otel_rollout.wire.sse import unpack_events as unpack_events
-from otel_rollout.wire.sse import with_newlines as with_newlines

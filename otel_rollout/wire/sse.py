@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from typing import AnyStr
 
 from otel_rollout.wire.json import Json, loads, read_strict, try_loads
 
@@ -17,6 +18,8 @@ _RATIO = 150
 """Characters of events for each character of the packed ones, at most."""
 _SMALL = 1 << 16
 """Characters of events that are never too many."""
+_LONGEST_END = 256
+"""Bytes of a suffix that is looked for."""
 
 _begins_an_object = re.compile(rb"[ \t\r\n]*\{").match
 
@@ -47,7 +50,7 @@ def ends_an_event(events: str) -> bool:
 
 def _datas(events: str) -> Iterator[str]:
     """The data of each event that has any."""
-    for event in _events_in(with_newlines(events)):
+    for event in _events_in(with_newlines(events), "\n"):
         start = event.find("\n") + 1 if event.startswith("event:") else 0
         if event.startswith("data: {", start) and event.find("\n", start) < 0:
             yield event[start + 6 :]  # nearly every event is like this
@@ -92,12 +95,12 @@ def with_newlines(events: str) -> str:
     return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
 
 
-def _events_in(text: str) -> list[str]:
+def _events_in(text: AnyStr, line_end: AnyStr) -> list[AnyStr]:
     """The events, without the empty line between them."""
-    events: list[str] = []
+    events: list[AnyStr] = []
     start, end = 0, -1
-    while (end := text.find("\n", end + 1)) >= 0:  # a search in C; `split` looks at each character
-        if text.startswith("\n", end + 1):
+    while (end := text.find(line_end, end + 1)) >= 0:  # in C; `split` looks at each character
+        if text[end + 1 : end + 2] == line_end:
             events.append(text[start:end])
             end += 1
             start = end + 1
@@ -105,49 +108,55 @@ def _events_in(text: str) -> list[str]:
     return events
 
 
-def pack_events(events: str) -> str:
+def pack_events(events: bytes) -> bytes:
     """The events in less space: the prefix and suffix that nearly all share are written once.
 
     The first two lines are that prefix and suffix; then `+` and the rest of an event, or `=` and
     a whole one. Lines are separated by an empty one, as events are.
 
-    events: with line feeds alone, as `with_newlines` gives them.
+    events: with line feeds alone. Bytes that are UTF-8 are packed as such.
     """
-    lines = _events_in(events)
+    lines = _events_in(events, b"\n")
     # The first event is often special; a few different ones after it show what is common.
     some = list(dict.fromkeys(lines[1:7]))
-    begin = end = ""
+    begin = end = b""
     if len(some) > 1 and len(lines) > 4:
-        begin = _common(some).rstrip("\n")  # else its empty line would come too early
-        end = _common([line[len(begin) :][::-1] for line in some])[::-1]
-        if f"\n{end}" in events:  # so would that of an event without it
-            end = ""
+        # No character is cut; and an empty line in the prefix would come too early.
+        begin = _common(some).decode("utf-8", "ignore").encode().rstrip(b"\n")
+        ends = [line[len(begin) :][-_LONGEST_END:][::-1] for line in some]
+        end = _common(ends)[::-1].decode("utf-8", "ignore").encode()
+        cut = b"\n" + end
+        if cut in [line[-len(cut) :] for line in lines]:  # so would that of such an event
+            end = b""
     packed = _packed(lines, begin, end)
     # A reply that repeats one token for long has the same event again and again. What is shared is
-    # no longer than all events: mostly that is asked first, since it costs nothing.
-    if len(events) > _most(packed) and expands_too_far(packed):
-        return _packed(lines, "", "")
+    # no longer than all events, and a character has up to four bytes: mostly that is asked first,
+    # since it costs nothing.
+    if len(events) > _most(len(packed) // 4) and expands_too_far(packed.decode("utf-8", "replace")):
+        return _packed(lines, b"", b"")
     return packed
 
 
-def _packed(lines: list[str], begin: str, end: str) -> str:
-    first, least = len(begin), len(begin) + len(end)
-    last = -len(end) or None
-    return "\n\n".join(
+def _packed(lines: list[bytes], begin: bytes, end: bytes) -> bytes:
+    first, length = len(begin), len(end)
+    least, last = first + length, -length or None
+    return b"\n\n".join(
         [
             begin,
             end,
             *(
-                "+" + line[first:last]
-                if line.startswith(begin) and line.endswith(end) and len(line) >= least
-                else "=" + line
+                b"+" + line[first:last]
+                if line[:first] == begin
+                and line[len(line) - length :] == end
+                and len(line) >= least
+                else b"=" + line
                 for line in lines
             ),
         ]
     )
 
 
-def _common(texts: list[str]) -> str:
+def _common(texts: list[bytes]) -> bytes:
     """The longest prefix that all texts have: that of the first and the last in order."""
     first, last = min(texts), max(texts)
     length = bisect_right(
@@ -161,17 +170,17 @@ def expands_too_far(text: str) -> bool:
     begin, _, rest = text.partition("\n\n")
     end = rest.partition("\n\n")[0]
     length = rest.count("\n\n+") * (len(begin) + len(end))
-    return length > _most(text)
+    return length > _most(len(text))
 
 
-def _most(packed: str) -> int:
-    """Characters that the shared parts of packed events may have together."""
-    return _SMALL + _RATIO * len(packed)
+def _most(packed: int) -> int:
+    """Characters that the shared parts of so many of packed events may have together."""
+    return _SMALL + _RATIO * packed
 
 
 def unpack_events(text: str) -> str:
     """The inverse of `pack_events`. ValueError for anything else."""
-    lines = _events_in(text)
+    lines = _events_in(text, "\n")
     if len(lines) < 3 or any(line[:1] not in ("+", "=") for line in lines[2:]):
         raise ValueError("not events that pack_events wrote")
     begin, end = lines[:2]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.spans import SpanRecord, as_record, as_records, with_lengths
+from otel_rollout.spans import ExchangeWriter, SpanRecord, as_record, as_records, with_lengths
+from otel_rollout.spans.exchange import PLACEHOLDER
+from otel_rollout.spans.reply_form import unpacked
+from otel_rollout.wire import unpack_events
 
 ID = "a" * 32
 ATTRIBUTES: dict[str, Any] = with_lengths(
@@ -59,3 +65,20 @@ def test_a_span_without_ids_is_passed_over(caplog: pytest.LogCaptureFixture):
     assert "is passed over" in caplog.text
     with pytest.raises(SpanFormatError):
         list(as_records(["no span"]))
+
+
+@given(st.binary(max_size=40), st.booleans(), st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]))
+def test_bytes_of_a_stream_are_kept(data: bytes, prompt: bool, end: bytes) -> None:
+    """They are those of its packed events, or kept beside them; and the known checksum is right."""
+    events = [b'data: {"prompt_token_ids":[1,2]}'] * prompt + [b"data: %b" % data] * 5
+    body = end.join([*events, b"data: [DONE]", b""])
+    writer = ExchangeWriter()
+    written = writer.response(body, events=True)
+    assert with_lengths(written, checksums=writer.checksums) == with_lengths(written)
+    form = json.loads(str(written.get(sc.RESPONSE_FORM, "{}")))
+    text = unpack_events(str(written[sc.RESPONSE_EVENTS]))
+    feeds = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    assert text.replace(PLACEHOLDER + "0}", "[1,2]") == feeds.decode("utf-8", "backslashreplace")
+    text = text.replace("\n", form.get("line_end", "\n"))
+    text = text.replace(PLACEHOLDER + "0}", "[1,2]")
+    assert body == (unpacked(form["raw"]) if "raw" in form else text.encode())
