@@ -278,8 +278,7 @@ class ExchangeRecorder:
         if self.is_events:
             tail = chunk if len(chunk) > TAIL else self._tail + chunk
             tail = self._tail = tail[-TAIL:]
-            for mark in self._asked.last_marks:
-                # Not `in`: given bytes, it raises inside, which costs more than all of this.
+            for mark in self._asked.last_marks:  # `in` raises inside where it is given bytes
                 if tail.partition(mark)[1] and self._asked.is_last(tail):
                     self.end()  # nothing comes after it
                     break
