@@ -63,7 +63,7 @@ def check_appendable(path: str | os.PathLike[str], owner: str) -> None:
 
 
 def append_lines(path: str | os.PathLike[str], *pieces: bytes, fsync: bool = False) -> None:
-    """Append lines to a file, in pieces; the last one ends in a newline.
+    """Append lines to a file, in pieces of whole lines: others may append between them.
 
     OSError if the disk does not take all. Then the part that was written is removed, unless another
     process that has the lock may have appended meanwhile. If another writer left half a line, these

@@ -62,8 +62,8 @@ class JsonlTrajectoryExporter:
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
-            line = trajectory.to_json().encode()
-            append_lines(self._appended, line, b"\n", fsync=self._fsync)
+            line = trajectory.to_json().encode() + b"\n"
+            append_lines(self._appended, line, fsync=self._fsync)
             if self._started is not None:
                 self._started.end(trajectory)
 
