@@ -45,6 +45,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import openai
+import opentelemetry
 import rebuild  # type: ignore[import-not-found]  # the one beside this script, as the next
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from overhead import conversation, one_rollout, server  # type: ignore[import-not-found]
@@ -437,7 +438,8 @@ def main() -> None:
         run_children(options.here)
         return
     # A module that is compiled when the first child needs it would be counted in one of two.
-    compileall.compile_dir(Path(otel_rollout.__file__).parent, quiet=2)
+    for folder in (*otel_rollout.__path__, *openai.__path__, *opentelemetry.__path__):
+        compileall.compile_dir(folder, quiet=2)
     kept = json.loads(BUDGET.read_text())
     names, budget = chosen(options), kept["figures"]
     figures = {**budget, **thousands(names)}
