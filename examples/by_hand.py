@@ -8,6 +8,7 @@ import asyncio
 from openai import AsyncOpenAI
 from opentelemetry import trace
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
@@ -32,9 +33,10 @@ trace.set_tracer_provider(provider)
 exporter = InMemoryTrajectoryExporter()
 provider.add_span_processor(TrajectorySpanProcessor(exporter))
 
-# LLM spans to look at, exchange spans to rebuild from.
+# LLM spans to look at, exchange spans to rebuild from, and the context in threads.
 OpenAIInstrumentor(upload_base64_image=None).instrument(tracer_provider=provider)
 capture.instrument()
+ThreadingInstrumentor().instrument()
 
 
 @rollout

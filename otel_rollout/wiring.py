@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from opentelemetry import trace
+from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.resources import SERVICE_NAME
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -315,6 +316,10 @@ def _instrument(setup: _Setup, settings: Settings) -> None:
         setup.undo.enter_context(switch_off())
     if _has_instrumentor(settings):
         setup.undo.callback(look.instrument(settings.instrumentor, setup.provider))
+    threads = ThreadingInstrumentor()
+    if not threads.is_instrumented_by_opentelemetry:
+        threads.instrument()
+        setup.undo.callback(threads.uninstrument)
 
 
 def _has_instrumentor(settings: Settings) -> bool:

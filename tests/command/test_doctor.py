@@ -22,6 +22,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
     BaseInstrumentor,
 )
+from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -80,6 +81,7 @@ def test_a_clean_set_up_has_only_fine_findings(setup: Any):
         "span limits",
         "sampler",
         "LLM spans",
+        "threads",
         "content",
         "capture",
         "clients",
@@ -402,6 +404,15 @@ def test_spans_of_the_http_client(setup: Any):
         assert found(check(self_test=False), "HTTP spans").level == "warning"
     finally:
         other.uninstrument()
+
+
+def test_threads_without_context(setup: Any):
+    """Without its instrumentation a pool's calls are in no rollout."""
+    ThreadingInstrumentor().uninstrument()
+    try:
+        assert found(check(self_test=False), "threads").level == "problem"
+    finally:
+        ThreadingInstrumentor().instrument()
 
 
 def test_capture_was_taken_out(setup: Any):

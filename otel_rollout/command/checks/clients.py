@@ -96,7 +96,7 @@ def programs() -> Iterator[Finding]:
 
 
 def instrumentors() -> Iterator[Finding]:
-    """The instrumentations that create spans of model calls, or of their requests."""
+    """The instrumentations that create spans of model calls, and that of threads."""
     active = sorted(
         {
             kind.__module__
@@ -117,6 +117,14 @@ def instrumentors() -> Iterator[Finding]:
         if ".httpx" in name:
             text = f"{name} is active: each call has a further span in traces"
             yield Finding.warning("HTTP spans", text)
+    if any(name.endswith(".threading") for name in active):
+        yield Finding.ok("threads", "work that is given to threads and pools keeps its rollout")
+    else:
+        yield Finding.problem(
+            "threads",
+            "opentelemetry-instrumentation-threading is not active: calls from threads and pools "
+            "are in no rollout. ThreadingInstrumentor().instrument(), or configure()",
+        )
 
 
 def _llm_spans(instrumentations: list[str]) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ _PACKAGES = (
     "opentelemetry-semantic-conventions",
     "opentelemetry-instrumentation",
     "opentelemetry-instrumentation-openai",
+    "opentelemetry-instrumentation-threading",
     "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry-exporter-otlp-proto-grpc",
     "openai",

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import openai_client
-from otel_rollout.record.context import THREAD_HOOKS
 from otel_rollout.record.privacy.content import Content, content_rule
 from otel_rollout.record.processes import children
 from otel_rollout.record.state import process_state
@@ -50,7 +49,6 @@ LIBRARIES = {
     **dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS),
     **TRANSPORTS,
     **children.HOOKS,
-    **THREAD_HOOKS,
 }
 """Hooks of all libraries that are not needed."""
 
