@@ -116,11 +116,14 @@ def read(trajectory: Trajectory) -> None:
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("state", OBJECTS)
 def test_objects_of_a_trajectory(state: str, path: str, stream: bool, clients: Clients):
-    """Of the second one: what is made once a process is not counted."""
+    """Not of the first one: what is made once a process is not counted.
+
+    The median of three: a thread that an earlier test has left may make objects meanwhile.
+    """
     exporter = InMemoryTrajectoryExporter()
     otel_rollout.configure(exporters=[exporter], instrumentor=None, request_token_ids=True)
-    server = clients.serve(["one reply. " * 9] * 2 * CALLS)
-    for _ in range(2):
+    server, counts = clients.serve(["one reply. " * 9] * 4 * CALLS), list[int]()
+    for _ in range(4):
         with rollout("agent"), requests.Session() as client:
             for _ in range(CALLS):
                 body = {"model": "m", "stream": stream, **REQUESTS[path]}
@@ -130,6 +133,6 @@ def test_objects_of_a_trajectory(state: str, path: str, stream: bool, clients: C
             read(trajectories[0])
         held = objects()
         trajectories.clear()
-        held -= objects()
+        counts.append(held - objects())
     otel_rollout.shutdown()
-    assert 0 < held <= OBJECTS[state] * CALLS
+    assert 0 < sorted(counts[1:])[1] <= OBJECTS[state] * CALLS
