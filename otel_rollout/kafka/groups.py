@@ -136,9 +136,9 @@ class KafkaGroups:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of open groups, and of rewards whose rollouts did not come.
+        """How many groups are `open`, and how many `lone_rewards` wait for their rollouts.
 
-        Those of trajectories and rewards that came again, and that came too late.
+        copies: trajectories and rewards that came again. late: those that came too late.
         """
         every = self._partitions.values()
         return {

@@ -209,7 +209,7 @@ class Rebuilder:
             self._journal.release(piece)
 
     def _add(self, number: int, partition: Partition, record: SpanRecord, at: At) -> None:
-        key = partition.apart(record)
+        key = partition.key_of_reward(record)
         if key is None:
             self.counts[partition.add(record, at)] += 1
         elif key:

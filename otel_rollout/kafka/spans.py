@@ -124,7 +124,7 @@ class Partition:
                 self._here.setdefault(around, set()).add(id_)
         return verdict
 
-    def apart(self, record: SpanRecord) -> str | None:
+    def key_of_reward(self, record: SpanRecord) -> str | None:
         """The key with which a reward is sent on, in no trajectory.
 
         "": it goes with its trajectory, later, or was sent before. None: it is to be added, as any

@@ -164,8 +164,8 @@ class Assembly(Source):
         """
         with self._lock:
             self._settle()
-            told = self._in_time, self._rollout, self._trusted_parts()
-            doubts, verdicts = doubts_of(*told), side_calls_of(*told)
+            spans = self._in_time, self._rollout, self._trusted_parts()
+            doubts, verdicts = doubts_of(*spans), side_calls_of(*spans)
             if (doubts, verdicts) != (self._doubts, self._verdicts):
                 self._doubts, self._verdicts, self._conversations = doubts, verdicts, None
 

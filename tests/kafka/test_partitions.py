@@ -27,7 +27,7 @@ class Played:
     def sends(self, *spans: Span) -> None:
         """A record with these spans is written, and read."""
         for record in map(as_record, read_protobuf(request(spans))):
-            key = self.partition.apart(record)
+            key = self.partition.key_of_reward(record)
             if key is None:
                 self.partition.add(record, At(self.end, Place(0, self.end, 1)))
             else:
