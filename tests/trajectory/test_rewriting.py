@@ -86,6 +86,17 @@ def test_an_agent_that_writes_its_past_into_the_prompt(
     assert replayed(recording).warnings == trajectory.warnings
 
 
+def test_markers_of_a_template_are_no_quotation(recording: Recording, clients: Clients):
+    """As DSPy's: each prompt asks for the line that each reply ends with."""
+    client = clients.sync(clients.serve([f"it is {n}\n[[ ## completed ## ]]" for n in range(4)]))
+    system = {"role": "system", "content": "Fill in the fields."}
+    with rollout("agent") as trajectory:
+        for question in "abcd":
+            ask(client, system, user(f"{question}? End with:\n`[[ ## completed ## ]]`."))
+    assert len(trajectory.histories) == 4
+    assert replayed(recording).warnings == trajectory.warnings == []
+
+
 @pytest.mark.parametrize(
     ("edited", "said"),
     [((), False), ((1,), False), ((1, 3), False), ((0, 1, 2), True), (range(6), True)],
