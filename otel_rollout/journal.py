@@ -1,4 +1,4 @@
-"""A journal: records of bytes in a folder that are on the disk when `append` returns.
+"""A journal: records of bytes in a folder that outlive the process when `append` returns.
 
 Records are appended to segments, which are files. Each record has its length and a checksum, and so
 has its header: half a record at the end of a segment, which a killed process leaves, is passed
@@ -54,6 +54,8 @@ class Journal:
     folder: created if it is not there, for this user alone.
     segment_bytes: a segment that has so many bytes takes no further records.
     max_bytes: bytes of all segments at most. None: as many as the disk takes.
+    fsync: records are on the disk when `append` returns, and outlive a failure of power. Without,
+        they outlive the process alone.
     ConfigurationError if another process owns the folder; OSError if it cannot be used.
     """
 
@@ -63,11 +65,12 @@ class Journal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         max_bytes: int | None = None,
+        fsync: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock, self._pid = threading.RLock(), os.getpid()
-        self._segment_bytes, self.max_bytes = segment_bytes, max_bytes
+        self._segment_bytes, self.max_bytes, self._fsync = segment_bytes, max_bytes, fsync
         self._owned = private_file(self.folder / _LOCK)
         if not lock(self._owned):
             self._owned.close()
@@ -139,7 +142,7 @@ class Journal:
             ]
 
     def append(self, records: Sequence[bytes], *, reserve: int | None = 0) -> list[Place]:
-        """Append records, all or none, and sync once; where each is.
+        """Append records, all or none, with one sync; where each is.
 
         reserve: bytes of `max_bytes` that are left free. None ignores it, for records that move.
         OSError if the disk does not take them, or with them the journal would have more than
@@ -162,7 +165,8 @@ class Journal:
                     write_whole(file, record)
                     places.append(Place(self._segment, offset, len(record)))
                     offset += _HEAD + len(record)
-                _sync(file.fileno())
+                if self._fsync:
+                    _sync(file.fileno())
             except BaseException:
                 # After a failed sync nobody knows what is on the disk: go on in another file.
                 with suppress(OSError):

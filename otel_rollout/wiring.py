@@ -207,9 +207,9 @@ def configure(
         rollouts are rebuilt from, sampled or not. Those of model calls go there and to
         `span_exporters`, and no longer to OTEL_EXPORTER_OTLP_ENDPOINT. None (default): the
         environment variable OTEL_ROLLOUT_TRAIN_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT.
-    train_folder: folder that has these spans from when they end until they have arrived;
-        those that a process leaves there are sent by the next one. None (default): spans wait in
-        memory.
+    train_folder: folder that has these spans from soon after they end until they have arrived,
+        and the start of each rollout before its code runs; those that a process leaves there are
+        sent by the next one. None (default): spans wait in memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
     ConfigurationError for a wrong argument or a provider that is not the SDK's;

@@ -107,7 +107,7 @@ class Rebuilder:
         )
         self._producer = producer(brokers, settings)
         self._scratch = tempfile.TemporaryDirectory(prefix="otel-rollout-kafka-", dir=folder)
-        self._journal = Journal(self._scratch.name)
+        self._journal = Journal(self._scratch.name, fsync=False)
         self._partitions: dict[int, Partition] = {}
         self._refused: list[tuple[float, Callable[[], None]]] = []
         """What to write again, and when."""

@@ -300,8 +300,8 @@ def quoted(completions: Sequence[Completion]) -> set[Completion]:
     """The completions whose longest line is in a message of the next request of their agent.
 
     ReAct agents write their past into the prompt so. An agent is known by its first message and its
-    tools; its next request is the one that began after this one. A line that was in the prompt of
-    the completion too, as a marker of a template is, is no quotation.
+    tools; its next request is the one that began after this one. A line that the completion's own
+    prompt has, as a marker of a template, is no quotation.
     """
     agents: dict[tuple[bytes, bytes], list[Completion]] = defaultdict(list)
     for completion in in_order(completions):
@@ -311,18 +311,21 @@ def quoted(completions: Sequence[Completion]) -> set[Completion]:
     found: set[Completion] = set()
     for calls in agents.values():
         for reply, request in pairwise(calls):
-            if not ended_before(reply, request):
-                continue
-            prompt = [shown_message(node.message) for node in reply.prompt or ()]
-            lines = "\n".join(map(shown_message, reply.items)).splitlines()
-            own = (line for line in map(str.strip, lines) if not any(line in m for m in prompt))
-            line = max(own, key=len, default="")
-            if len(line) >= _LINE:
+            line = _own_line(reply)
+            if len(line) >= _LINE and ended_before(reply, request):
                 known = {node.key for node in reply.prompt or ()}
                 new = (node.message for node in request.prompt or () if node.key not in known)
                 if any(line in shown_message(message) for message in new):
                     found.add(reply)
     return found
+
+
+def _own_line(reply: Completion) -> str:
+    """The longest line of a reply that its prompt does not have; "" if there is none."""
+    prompt = [shown_message(node.message) for node in reply.prompt or ()]
+    lines = map(str.strip, "\n".join(map(shown_message, reply.items)).splitlines())
+    own = (line for line in lines if not any(line in message for message in prompt))
+    return max(own, key=len, default="")
 
 
 _LINE = 12

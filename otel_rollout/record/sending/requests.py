@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -175,17 +175,20 @@ def _text(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-class Paced(list[ReadableSpan]):
-    """Spans of which an exporter takes one after the other: others run between them.
+_Span = TypeVar("_Span")
+
+
+class Paced(list[_Span]):
+    """Spans that are taken one after the other, by an exporter: others run between them.
 
     in_haste: returns True while somebody waits for the spans; then there is no pause.
     """
 
-    def __init__(self, spans: Iterable[ReadableSpan], in_haste: Callable[[], bool]) -> None:
+    def __init__(self, spans: Iterable[_Span], in_haste: Callable[[], bool]) -> None:
         super().__init__(spans)
         self._in_haste = in_haste
 
-    def __iter__(self) -> Iterator[ReadableSpan]:
+    def __iter__(self) -> Iterator[_Span]:
         began = time.perf_counter()
         for span in super().__iter__():
             yield span

@@ -26,7 +26,7 @@ from otel_rollout.record.boundary import guarded
 from otel_rollout.record.delivery import in_time, start_thread
 from otel_rollout.record.rollout_span import is_start, started
 from otel_rollout.record.sending.backlog import Backlog, Waiting
-from otel_rollout.record.sending.requests import REQUEST_SPANS, Outlet, Paced, size_of
+from otel_rollout.record.sending.requests import Outlet, Paced, size_of
 from otel_rollout.record.state import process_state
 from otel_rollout.terminal import number_of
 
@@ -62,9 +62,9 @@ class Sender(SpanProcessor):
 
     outlet: the exporter.
     max_bytes: int, bound on the size of the spans that wait in memory.
-    folder: spans are here, too, from when they end until they have arrived, and those that former
-        processes left here are sent first. None: spans wait in memory alone. ConfigurationError if
-        it cannot be used.
+    folder: spans are here, too, from soon after they end until they have arrived, the start of a
+        rollout from before its code runs. Those that former processes left here are sent first.
+        None: spans wait in memory alone. ConfigurationError if it cannot be used.
 
     A span that finds no room is dropped and counted; the first is logged. That a rollout starts is
     sent at once. An exporter that raises or hangs costs nobody else anything.
@@ -102,7 +102,7 @@ class Sender(SpanProcessor):
         """Begin anew, in a forked child too: what waits is the parent's."""
         self._changed = threading.Condition()  # reentrant: a span may end in a garbage collection
         self._keeping = threading.Lock()
-        """Held while spans are written to the disk."""
+        """Held while a span is written to the disk."""
         self._keeping_fresh = threading.Lock()
         """Held from when fresh spans are taken until they are in the folder, or fresh again."""
         self._backlog = Backlog() if self._spool is None else Backlog(longest_pause=self._delay)
@@ -157,11 +157,15 @@ class Sender(SpanProcessor):
         with self._changed:
             self.taken += 1
             item = Waiting(self.taken, span.name, size, span, _group_of(span))
-            if has_room := self._bytes + size <= self._max_bytes:
+        # A process that is killed in its first call leaves the start of its rollouts.
+        if due is not None:
+            self._keep(item)
+        with self._changed:
+            if has_room := item.span is None or self._bytes + size <= self._max_bytes:
                 self._put(item, due)
         if has_room:
             return
-        if self._keep([item], can_wait=False):
+        if self._keep(item, can_wait=False):
             with self._changed:
                 self._put(item, due)
             return
@@ -276,35 +280,32 @@ class Sender(SpanProcessor):
         with self._keeping_fresh:
             with self._changed:
                 fresh, self._fresh = [item for item in self._fresh if item in self._backlog], []
-            while fresh:
-                piece, fresh = fresh[:REQUEST_SPANS], fresh[REQUEST_SPANS:]
-                if not self._keep(piece):
+            for number, item in enumerate(Paced(fresh, self._is_hurried)):
+                if not self._keep(item):
                     with self._changed:
-                        self._fresh += [*piece, *fresh]
+                        self._fresh = fresh[number:] + self._fresh
                     return
 
-    def _keep(self, items: list[Waiting], *, can_wait: bool = True) -> bool:
-        """Move spans from memory to the folder; False if that cannot be.
+    def _keep(self, item: Waiting, *, can_wait: bool = True) -> bool:
+        """Move a span from memory to the folder; False if that cannot be.
 
-        can_wait: False: they stay in memory while other spans are being moved, perhaps by this
+        can_wait: False: it stays in memory while another span is being moved, perhaps by this
             thread, which a garbage collection has made to end a span.
         """
-        if self._spool is None:
+        if self._spool is None or item.span is None:
             return False
         if not self._keeping.acquire(blocking=can_wait):
             return True
         try:
-            spans = [item.span for item in items if item.span is not None]
-            kept = self._spool.keep(Paced(spans, self._is_hurried))
+            kept = self._spool.keep(item.span)
         except OSError as error:
             self._log_once("spans wait in memory, not in %s: %s", self._spool.folder, error)
             return False
         finally:
             self._keeping.release()
         with self._changed:
-            for item, place in zip(items, kept, strict=True):
-                self._bytes -= item.size if item in self._backlog else 0
-                item.kept, item.span = place, None
+            self._bytes -= item.size if item in self._backlog else 0
+            item.kept, item.span = kept, None
         return True
 
     @guarded("spans of former processes were not sent")

@@ -1,7 +1,9 @@
 """Spans in a folder: from before they are sent until they have arrived.
 
-Each process has a journal of its own in a subfolder. What a process left there that has ended, also
-one that was killed, another process takes over, which is configured with the same folder.
+They outlive the process, not a failure of power: a sync may take seconds on a busy disk, for which
+the spans behind it would be in memory alone. Each process has a journal of its own in a subfolder.
+What a process left there that has ended, also one that was killed, another process takes over,
+which is configured with the same folder.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -70,11 +72,11 @@ class Spool:
         self._creating = threading.RLock()
         self._close()
 
-    def keep(self, spans: Sequence[ReadableSpan]) -> list[KeptSpan]:
-        """Write spans to the disk. OSError if it does not take them: none is kept then."""
+    def keep(self, span: ReadableSpan) -> KeptSpan:
+        """Write a span to the disk. OSError if it does not take it."""
         journal = self._journal()
-        encoded = [encode_spans([span]).SerializeToString() for span in spans]
-        return [KeptSpan(journal, place) for place in journal.append(encoded)]
+        (place,) = journal.append([encode_spans([span]).SerializeToString()])
+        return KeptSpan(journal, place)
 
     def left(self) -> Iterator[KeptSpan]:
         """The spans that processes left which have ended: they are this one's now."""
@@ -114,7 +116,8 @@ class Spool:
             while self._own is None:
                 name = f"{process_state.name}-{number}"
                 try:
-                    self._own = Journal(self.folder / name, segment_bytes=_SEGMENT_BYTES)
+                    folder = self.folder / name
+                    self._own = Journal(folder, segment_bytes=_SEGMENT_BYTES, fsync=False)
                 except ConfigurationError:  # another process took it for one that was left
                     number += 1
             return self._own

@@ -47,6 +47,11 @@ import os, signal
 time.sleep(0.5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+KILLED_AT_ONCE = """
+import os, signal
+with rollout("killed", group_id="g", group_size=2):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 NUMBERS = {str(number) for number in range(20)}
 
 
@@ -97,6 +102,17 @@ def test_a_process_is_killed_while_a_receiver_hangs(tmp_path: Path):
         assert run(receiver, tmp_path, KILLED) == -signal.SIGKILL
         receiver.go.set()
         assert send_what_is_there(receiver, tmp_path) == NUMBERS
+
+
+@pytest.mark.slow
+def test_a_rollout_that_began_is_known(tmp_path: Path):
+    """Its start is on the disk before its code runs, whatever waits before it."""
+    with HttpReceiver() as receiver:
+        assert run(receiver, tmp_path, KILLED_AT_ONCE) == -signal.SIGKILL
+        send_what_is_there(receiver, tmp_path)
+    started = [dict(s.attributes or {}) for s in receiver.spans if s.name == "rollout started"]
+    assert len(started) == 21
+    assert [s["gen_ai.agent.name"] for s in started if "rollout.group_size" in s] == ["killed"]
 
 
 @pytest.mark.slow
