@@ -1,11 +1,12 @@
 """How late everything else is while calls are recorded: in an agent's loop, and at a gateway.
 
-    python benchmarks/lateness.py [--parts loop burst gateway throughput] [--seconds 20]
+    python benchmarks/lateness.py [--parts loop long burst gateway throughput] [--seconds 20]
         [--variants bare capture spans otlp trajectories "default, both"] [--rounds 3] [--unfrozen]
 
 loop: how late a sleep of 2 ms is in the loop of an agent's process: 16 rollouts of ten turns at
 once, with 40 KB of conversation at their end, about 40 calls a second. Each variant is a process of
 its own, whose start-up objects are frozen (`gc.freeze`); the variants take turns.
+long: the longest of such delays from when a rollout ends whose reply is long, streamed or not.
 burst: 256 rollouts of ten such calls that end together: how long after the last call is the file
 complete.
 gateway: latency of a small request through a proxy that is sent every 20 ms, beside 100 calls a
@@ -59,6 +60,9 @@ PROXIES = {
 }
 """What is in the middle: the part of `gateway.py`, and the gateway's options."""
 BURST = 256
+LONG = (4_000, 32_000)
+"""Tokens of long replies."""
+LONG_ROLLOUTS, LONG_SECONDS = 3, 3.0
 UNFROZEN = "LATENESS_UNFROZEN"
 PROBE, SMALL_KB = 0.02, 2
 
@@ -135,6 +139,28 @@ async def loop(scope: Any, seconds: float) -> dict[str, Any]:
         return {"late": await sleeps, "calls": calls}
 
 
+async def long(scope: Any, tokens: int, *, stream: bool) -> dict[str, Any]:
+    """What `be_late` found after replies of so many tokens, for three seconds after each."""
+    asked: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+    asked |= {"logprobs": True, "max_tokens": tokens, "stream": stream}
+    late = list[tuple[float, float]]()
+    async with openai.AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key="none") as client:
+        for _ in range(LONG_ROLLOUTS):
+            done = asyncio.Event()
+            with scope("bench"):
+                reply = await client.chat.completions.create(**asked)
+                if stream:
+                    async for _ in reply:
+                        pass
+                del reply
+                freeze()
+            sleeps = asyncio.create_task(be_late(done))
+            await asyncio.sleep(LONG_SECONDS)
+            done.set()
+            late += await sleeps
+    return {"late": late}
+
+
 async def burst(scope: Any) -> dict[str, Any]:
     """Seconds from the last call until all rollouts are in the file, and calls per second."""
     left, together = BURST, asyncio.Event()
@@ -173,7 +199,11 @@ def here(part: str, variant: str, seconds: float) -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             scope = configured(variant, folder)
-            found = asyncio.run(loop(scope, seconds) if part == "loop" else burst(scope))
+            if part.startswith("long"):
+                tokens, stream = int(part.split()[1]), part.endswith("streamed")
+                found = asyncio.run(long(scope, tokens, stream=stream))
+            else:
+                found = asyncio.run(loop(scope, seconds) if part == "loop" else burst(scope))
             otel_rollout.shutdown()
             if part == "burst" and os.path.exists(f"{folder}/out.jsonl"):
                 assert Path(folder, "out.jsonl").read_bytes().count(b"\n") == BURST
@@ -241,6 +271,21 @@ def loops(variants: Sequence[str], seconds: float, rounds: int) -> None:
 
 def p999(ordered: Sequence[float]) -> float:
     return ordered[int(len(ordered) * 0.999)]
+
+
+def longs(variants: Sequence[str]) -> None:
+    """Print the longest delay of each variant, in milliseconds, for each kind of reply."""
+    kinds = [f"{tokens}{how}" for tokens in LONG for how in ("", " streamed")]
+    print("Worst delay after a long reply, ms, by its tokens")
+    print(" " * 16 + "".join(f"{kind:>16}" for kind in kinds))
+    with server() as base_url, receiver():
+        os.environ["BASE_URL"] = base_url
+        for variant in variants:
+            shown = f"{variant:<16}"
+            for kind in kinds:
+                found = measured(f"long {kind}", variant, 0)["late"]
+                shown += f"{1e3 * max(each - core for each, core in found):>16.1f}"
+            print(shown, flush=True)
 
 
 def bursts(variants: Sequence[str]) -> None:
@@ -410,7 +455,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ("loop", "burst", "gateway", "throughput")
+    names = ("loop", "long", "burst", "gateway", "throughput")
     parser.add_argument("--parts", nargs="*", default=names, choices=names)
     parser.add_argument("--variants", nargs="*", default=VARIANTS, choices=VARIANTS)
     parser.add_argument("--seconds", type=float, default=20, help="of each measurement")
@@ -425,6 +470,8 @@ def main() -> None:
         os.environ[UNFROZEN] = "1"
     if "loop" in options.parts:
         loops(options.variants, options.seconds, options.rounds)
+    if "long" in options.parts:
+        longs(options.variants)
     if "burst" in options.parts:
         bursts([name for name in options.variants if name not in ("spans", "otlp")])
     if "gateway" in options.parts:

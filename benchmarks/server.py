@@ -1,8 +1,7 @@
 """The model server of the benchmarks, in its own process; its replies have realistic sizes.
 
 512 sampled tokens with ids and log-probabilities, the prompt's ids (one per 4 characters), 5-digit
-ids; streamed, 51 events of 10 tokens each; fewer where a request that is not streamed has
-`max_tokens`. Prints its base URL; ends when its input does.
+ids; streamed, 51 events of 10 tokens each; fewer or more where a request has `max_tokens`. Prints its base URL; ends when its input does.
 """
 
 import json
@@ -34,28 +33,30 @@ def reply(request: dict[str, Any]) -> Raw:
     """A reply of realistic size."""
     head = {"id": f"chatcmpl-{next(_number)}", "created": 1_700_000_000, "model": "m"}
     prompt = {"prompt_token_ids": _prompt_ids(request["messages"])}
+    count = request.get("max_tokens", TOKENS)
+    times = -(-count // TOKENS)
+    ids, logprobs = (IDS * times)[:count], (LOGPROBS * times)[:count]
     if not request.get("stream"):
-        count = request.get("max_tokens", TOKENS)
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": "word" * count},
-            "logprobs": {"content": LOGPROBS[:count]},
+            "logprobs": {"content": logprobs},
             "finish_reason": "stop",
-            "token_ids": IDS[:count],
+            "token_ids": ids,
         }
         usage = {**USAGE, "completion_tokens": count, "total_tokens": count}
         body = {**head, "object": "chat.completion", "choices": [choice], "usage": usage, **prompt}
         return Raw(body=json.dumps(body, separators=(",", ":")).encode())
     chunks = []
-    for start in range(0, TOKENS, 10):
+    for start in range(0, count, 10):
         tokens = slice(start, start + 10)
-        size = len(IDS[tokens])
+        size = len(ids[tokens])
         choice = {
             "index": 0,
             "delta": {"role": "assistant"} | {"content": "word" * size},
-            "logprobs": {"content": LOGPROBS[tokens]},
-            "finish_reason": "stop" if start + 10 >= TOKENS else None,
-            "token_ids": IDS[tokens],
+            "logprobs": {"content": logprobs[tokens]},
+            "finish_reason": "stop" if start + 10 >= count else None,
+            "token_ids": ids[tokens],
         }
         chunk = {**head, "object": "chat.completion.chunk", "choices": [choice]}
         chunks.append({**chunk, **prompt} if start == 0 else chunk)
