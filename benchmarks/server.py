@@ -1,7 +1,8 @@
 """The model server of the benchmarks, in its own process; its replies have realistic sizes.
 
 512 sampled tokens with ids and log-probabilities, the prompt's ids (one per 4 characters), 5-digit
-ids; streamed, 51 events of 10 tokens each; fewer or more where a request has `max_tokens`. Prints its base URL; ends when its input does.
+ids; streamed, 51 events of 10 tokens each; fewer or more where a request has `max_tokens`. Prints
+its base URL; ends when its input does.
 """
 
 import json

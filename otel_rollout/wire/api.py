@@ -28,11 +28,11 @@ from otel_rollout.wire.json import (
     Params,
     Reply,
     loads_bounded,
-    read_strict,
 )
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.params import sampling_params
 from otel_rollout.wire.servers import usage
+from otel_rollout.wire.sse import read_all
 
 TAIL = 128
 """How many of the last bytes of a stream `ModelApi.is_last` is given."""
@@ -224,13 +224,12 @@ class ModelApi:
         """
         return _ends_with_done(tail) is not None
 
-    def read_chunks(self, text: str) -> list[Json] | None:
-        """The chunks that a text lists; None if it is no strict JSON, or nested too deep.
+    def read_chunks(self, datas: Sequence[str]) -> list[Json] | None:
+        """The chunks that events have; None if one is no strict JSON, or nested too deep.
 
         Log-probabilities may be cut out in them, to stay so in the merged reply (`PartlyRead`).
         """
-        found: list[Json] | None = read_strict(text)
-        return found
+        return read_all(datas)
 
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
         """True if these are events of this API. Exclusive among the APIs, as far as possible."""

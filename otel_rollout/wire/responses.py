@@ -210,14 +210,14 @@ class Responses(ModelApi):
         found.output = UNSET
         return PartlyRead({**as_objects(found), "output": PASSED}, whole, known=known)
 
-    def read_chunks(self, text: str) -> list[Json] | None:
+    def read_chunks(self, datas: Sequence[str]) -> list[Json] | None:
         """The chunks; of a stream that came to its end the last one alone, which has them all."""
-        found = _events(text)
+        found = _events(f"[{','.join(datas)}]")
         if found and found[-1].type in _LAST_EVENTS and "error" not in {e.type for e in found}:
             response = read_strict.part(found[-1].response)
             if response is not None:
                 return [{"type": found[-1].type, "response": response}]
-        return super().read_chunks(text)
+        return super().read_chunks(datas)
 
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("response"), dict) or self.ends(chunk)

@@ -410,8 +410,8 @@ def test_of_a_whole_stream_of_a_response_the_last_event_is_read() -> None:
     delta = {"type": "response.output_text.delta", "delta": "a", "logprobs": [{"token": "a"}]}
     api = api_of(RESPONSES)
     assert api is not None
-    assert api.read_chunks(json.dumps([delta, delta, _COMPLETED])) == [_COMPLETED]
-    assert api.read_chunks(json.dumps([delta, delta])) == [delta, delta]
+    assert api.read_chunks([*map(json.dumps, [delta, delta, _COMPLETED])]) == [_COMPLETED]
+    assert api.read_chunks([*map(json.dumps, [delta, delta])]) == [delta, delta]
 
 
 def test_of_a_usual_response_nothing_is_read_for_its_key_and_its_numbers() -> None:
@@ -555,16 +555,30 @@ def test_chunks_that_only_add_are_joined_and_no_others(changes: list[tuple[str, 
         is_inner = name not in (*_CHUNK, "prompt_token_ids", "novel")
         piece = {**_PIECE, name: value} if is_inner else _PIECE
         sent.append({**_CHUNK, "choices": [piece], **({} if is_inner else {name: value})})
-    text = json.dumps(sent)
-    api = api_of(CHAT)
-    assert api is not None
-    read = api.read_chunks(text)
-    assert read is not None
-    assert outcome(lambda: wholly_read(merge_choices(read))) == outcome(
-        lambda: merge_choices(json.loads(text))
-    )
+    read = _read_as_it_was_sent(sent)
     if not any(changes):
         assert len(read) == 1
+
+
+@pytest.mark.parametrize("end", [{}, {"id": "y"}, {"novel": 1}])
+def test_a_long_stream_is_read_as_a_short_one(end: dict[str, Json]):
+    """Its chunks are read in several calls: also one whose last chunk has another shape."""
+    delta = {**_PIECE, "delta": {"content": "word " * 1000}}
+    sent: list[Json] = [{**_CHUNK, "choices": [delta]}] * 200
+    read = _read_as_it_was_sent([*sent, {**_CHUNK, "choices": [delta], **end}])
+    assert len(read) == (201 if "novel" in end else 1 + bool(end))
+
+
+def _read_as_it_was_sent(sent: list[Json]) -> list[Json]:
+    """The chunks of a stream, which merge to the reply that they are."""
+    api = api_of(CHAT)
+    assert api is not None
+    read = api.read_chunks([*map(json.dumps, sent)])
+    assert read is not None
+    assert outcome(lambda: wholly_read(merge_choices(read))) == outcome(
+        lambda: merge_choices(json.loads(json.dumps(sent)))
+    )
+    return read
 
 
 def outcome(made: Callable[[], Json]) -> str:
