@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_115,
     "rebuild/dialects": 3_111,
     "receive": 1_501,
-    "record": 8_786,
+    "record": 8_789,
     "spans": 2_259,
     "testing": 1_214,
     "trajectory": 5_072,

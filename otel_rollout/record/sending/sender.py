@@ -44,6 +44,8 @@ _STARTS_SECONDS = 0.25
 than the rollout."""
 _AWAY_SECONDS = 1.0
 """Pause between two tries from which on it is logged that an exporter takes nothing."""
+_KEEPING_SECONDS = 1.0
+"""Time that the start of a rollout waits until another span is in the folder."""
 _LAST_SECONDS = 5.0
 """Time that an exporter has for its own shutdown, after what waits was sent."""
 
@@ -159,13 +161,13 @@ class Sender(SpanProcessor):
             item = Waiting(self.taken, span.name, size, span, _group_of(span))
         # A process that is killed in its first call leaves the start of its rollouts.
         if due is not None:
-            self._keep(item)
+            self._keep(item, timeout=_KEEPING_SECONDS)
         with self._changed:
             if has_room := item.span is None or self._bytes + size <= self._max_bytes:
                 self._put(item, due)
         if has_room:
             return
-        if self._keep(item, can_wait=False):
+        if self._keep(item, timeout=0):
             with self._changed:
                 self._put(item, due)
             return
@@ -286,15 +288,16 @@ class Sender(SpanProcessor):
                         self._fresh = fresh[number:] + self._fresh
                     return
 
-    def _keep(self, item: Waiting, *, can_wait: bool = True) -> bool:
+    def _keep(self, item: Waiting, *, timeout: float = -1) -> bool:
         """Move a span from memory to the folder; False if that cannot be.
 
-        can_wait: False: it stays in memory while another span is being moved, perhaps by this
-            thread, which a garbage collection has made to end a span.
+        timeout: seconds after which it stays in memory if another span is being moved, perhaps by
+            this thread, which a garbage collection or a signal has made to record something else.
+            -1: none.
         """
         if self._spool is None or item.span is None:
             return False
-        if not self._keeping.acquire(blocking=can_wait):
+        if not self._keeping.acquire(timeout=timeout):
             return True
         try:
             kept = self._spool.keep(item.span)

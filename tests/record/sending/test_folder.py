@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_rollout
 from otel_rollout import ConfigurationError, reconstruct, rollout
 from otel_rollout.record import Outlet, Sender
+from otel_rollout.record.sending.spool import KeptSpan, Spool
 from tests.kit.disks import full_disk
 from tests.kit.receivers import AWAY, HttpReceiver
 
@@ -113,6 +115,29 @@ def test_a_rollout_that_began_is_known(tmp_path: Path):
     started = [dict(s.attributes or {}) for s in receiver.spans if s.name == "rollout started"]
     assert len(started) == 21
     assert [s["gen_ai.agent.name"] for s in started if "rollout.group_size" in s] == ["killed"]
+
+
+def test_a_rollout_that_starts_while_another_start_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On the same thread, as a handler of a signal may: it waits no longer than it must."""
+    keep, inside = Spool.keep, list[bool]()
+
+    def interrupted(spool: Spool, span: ReadableSpan) -> KeptSpan:
+        if not inside:
+            inside.append(True)
+            with rollout("handler"):
+                pass
+        return keep(spool, span)
+
+    monkeypatch.setattr(Spool, "keep", interrupted)
+    with HttpReceiver() as receiver:
+        configure(receiver, tmp_path)
+        with rollout("x"):
+            pass
+        assert otel_rollout.shutdown()
+        assert {each.name for each in reconstruct(receiver.spans)} == {"x", "handler"}
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
