@@ -22,7 +22,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.export import renew_after_fork
 from otel_rollout.otlp import plain
-from otel_rollout.record.boundary import guarded
+from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.delivery import in_time, start_thread
 from otel_rollout.record.rollout_span import is_start, started
 from otel_rollout.record.sending.backlog import Backlog, Waiting
@@ -276,17 +276,17 @@ class Sender(SpanProcessor):
                 tried, has_ended = self.taken, self._ended
             self._keep_fresh()
 
-    @guarded("spans wait in memory, not in the folder")
     def _keep_fresh(self) -> None:
         """Write the spans to the folder that are in memory alone. What it does not take waits."""
         with self._keeping_fresh:
             with self._changed:
                 fresh, self._fresh = [item for item in self._fresh if item in self._backlog], []
             for number, item in enumerate(Paced(fresh, self._is_hurried)):
-                if not self._keep(item):
-                    with self._changed:
-                        self._fresh = fresh[number:] + self._fresh
-                    return
+                with contained("a span waits in memory, not in the folder"):
+                    if not self._keep(item):
+                        with self._changed:
+                            self._fresh = fresh[number:] + self._fresh
+                        return
 
     def _keep(self, item: Waiting, *, timeout: float = -1) -> bool:
         """Move a span from memory to the folder; False if that cannot be.

@@ -196,6 +196,34 @@ def test_what_arrived_is_not_kept(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_span_that_cannot_be_written_costs_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The others are in the folder, and the log says that it is not."""
+    keep = Spool.keep
+
+    def picky(spool: Spool, span: ReadableSpan) -> KeptSpan:
+        if span.name == "invoke_agent 2":
+            time.sleep(0.3)  # the others end meanwhile
+        if span.name == "invoke_agent 1":
+            raise ValueError("odd")
+        return keep(spool, span)
+
+    with HttpReceiver() as receiver:
+        receiver.refuse = lambda _: AWAY
+        configure(receiver, tmp_path)
+        monkeypatch.setattr(Spool, "keep", picky)
+        with rollout("0"), rollout("1"), rollout("2"):
+            pass
+        assert not otel_rollout.shutdown(300)
+        assert "a span waits in memory" in caplog.text
+        monkeypatch.undo()
+        receiver.refuse = lambda _: 0
+        send_what_is_there(receiver, tmp_path)
+    names = [span.name for span in receiver.spans]
+    assert sorted(names) == ["invoke_agent 0", "invoke_agent 2", *["rollout started"] * 3]
+
+
 def test_a_damaged_record_costs_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The others are sent, and the log names the place."""
     with HttpReceiver() as receiver:
