@@ -14,9 +14,11 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter
 from tests.backends.deployed import TOKEN, here, receiver
 from tests.backends.hosts import Program
+from tests.backends.judging import arrived, audited, judge, open_rollouts
 from tests.backends.programs import REPOSITORY
-from tests.backends.test_tiers import SIZE, arrived, audited, judge, open_rollouts
 
+SIZE = 8
+"""Rollouts of a group."""
 GROUPS = int(os.environ.get("SCALE_ROLLOUTS", "160")) // SIZE
 PROCESSES = 2
 
