@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -158,15 +159,16 @@ def test_each_group_is_whole_at_one_receiver(otelcol: Path, tmp_path: Path) -> N
 
 
 def test_nothing_is_lost_in_silence(otelcol: Path, tmp_path: Path) -> None:
-    """Agents, collectors, receivers are killed, stopped, cut off; a queue is full; clocks differ.
+    """Agents, collectors, receivers are killed, stopped, cut off; clocks differ.
 
+    At first the queue of a collector and the disk of a receiver are full.
     SCALE_ROLLOUTS=2000 runs more than 400 rollouts, SCALE_SEED= in another order.
     """
     groups = int(os.environ.get("SCALE_ROLLOUTS", "400")) // SIZE
     chance = random.Random(int(os.environ.get("SCALE_SEED", "1")))
     done = Counter[str]()
     with tiers(tmp_path, otelcol) as made:
-        with full_queue(made.collectors[0]):
+        with full_queue(made.collectors[0]), full_disk(made.receivers[1]):
             made.play(groups)
             time.sleep(5)
             with made.receivers[0].stopped(), made.receivers[1].stopped():
@@ -226,6 +228,23 @@ def full_queue(collector: Program) -> Iterator[None]:
     yield
     collector.environment = environment
     collector.restart()
+
+
+@contextmanager
+def full_disk(receiver: Program) -> Iterator[None]:
+    """The journal of a receiver is on a disk of 4 MiB meanwhile, where disks can be mounted."""
+    journal, moved = receiver.folder / "journal", receiver.folder / "moved"
+    receiver.stop()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(journal)]
+    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    receiver.start()
+    yield
+    if is_mounted:
+        receiver.stop()
+        shutil.copytree(journal, moved)
+        subprocess.run(["umount", str(journal)], check=True)
+        shutil.copytree(moved, journal, dirs_exist_ok=True)
+        receiver.start()
 
 
 @pytest.mark.parametrize("size", [3000, 9000])
