@@ -24,8 +24,14 @@ _LONGEST_END = 256
 _begins_an_object = re.compile(rb"[ \t\r\n]*\{").match
 
 
+def read_all(datas: Sequence[str]) -> list[Json] | None:
+    """What the data of events say; None if one is no strict JSON, or nested too deep."""
+    found: list[Json] | None = read_strict(f"[{','.join(datas)}]")
+    return found
+
+
 def parse_events(
-    events: str, read_chunks: Callable[[Sequence[str]], list[Json] | None] | None = None
+    events: str, read_chunks: Callable[[Sequence[str]], list[Json] | None] = read_all
 ) -> tuple[list[Json], bool, bool]:
     """The JSON of each event, None for one that is no JSON; True if `[DONE]` came; True if all of
     it is strict JSON.
@@ -37,16 +43,10 @@ def parse_events(
             done = True
             break
         datas.append(data)
-    chunks = (read_chunks or read_all)(datas)
+    chunks = read_chunks(datas)
     if chunks is None:  # such as the last event of a truncated stream
         return list(map(try_loads, datas)), done, False
     return chunks, done, True
-
-
-def read_all(datas: Sequence[str]) -> list[Json] | None:
-    """What the data of events say; None if one is no strict JSON, or nested too deep."""
-    found: list[Json] | None = read_strict(f"[{','.join(datas)}]")
-    return found
 
 
 def ends_an_event(events: str) -> bool:
