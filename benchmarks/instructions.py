@@ -97,12 +97,6 @@ READINGS: dict[str, Callable[[Trajectory], Any]] = {
     "to_dict": Trajectory.to_dict,
 }
 """What is asked of each trajectory as soon as it has ended."""
-WITHOUT_EXTRAS = """
-import runpy, sys
-sys.modules["isal"] = None  # of the extra `receive`: checksums cost next to nothing with it
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 SENT = ("file", "spans", "otlp")
 """Variants whose trajectories or spans arrive outside of the process that is counted."""
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -345,8 +339,7 @@ def thousands(names: list[str]) -> dict[str, int]:
             "OTEL_BSP_SCHEDULE_DELAY": "600000",  # batches by number, not by time
         }
         command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--log-file=/dev/null"]
-        command += [f"--cachegrind-out-file={folder}/%p", sys.executable, "-c", WITHOUT_EXTRAS]
-        command += [__file__, "--here"]
+        command += [f"--cachegrind-out-file={folder}/%p", sys.executable, __file__, "--here"]
         done = subprocess.run(
             [*command, *names], env=environment, stdout=subprocess.PIPE, text=True
         )

@@ -109,7 +109,6 @@ def test_a_verb_that_reads_a_file_loads_only_what_reads_it(verb: str, tmp_path: 
 
 CONFIGURED = """
 import gc, json, sys
-sys.modules["isal"] = None  # of an extra
 import openai
 
 openai.OpenAI(api_key="k").chat.completions.create  # loads the resources of the client
@@ -131,5 +130,5 @@ def test_without_an_instrumentor_none_is_loaded() -> None:
     modules, objects, names = json.loads(python("-c", CONFIGURED))
     assert [name for name in names if name.startswith("opentelemetry.instrumentation.openai")] == []
     assert {f"otel_rollout.look.{name}" for name in FOR_PEOPLE}.isdisjoint(names)
-    assert modules <= 262
-    assert objects <= 16_050
+    assert modules <= 266
+    assert objects <= 16_120

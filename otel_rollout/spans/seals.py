@@ -17,7 +17,7 @@ from typing import Any
 from otel_rollout import semconv as sc
 from otel_rollout.wire import dumps
 
-try:  # 25 times as fast: the extra `receive` brings it
+try:  # 17 times as fast; not for every machine
     from isal.isal_zlib import crc32 as crc32
 except ImportError:
     from zlib import crc32 as crc32
