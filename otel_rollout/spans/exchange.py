@@ -55,7 +55,7 @@ class TokenPath:
     typecode: str
     """That of an array which can hold all of its ids: "i", or "q" for some beyond 32 bits."""
     text: str | None = None
-    """`ids` as JSON, as they came, without brackets. None: not known."""
+    """`ids` as compact JSON, without brackets. None: it is not known."""
 
     def to_array(self) -> array[int]:
         """All ids, first to last."""

@@ -45,6 +45,8 @@ PROMPT_IDS = 1 << 22
 SAME_VALUE = 8
 """Parameters of one request that have one and the same long value."""
 
+_UNLIKE = "e- \t\r\n"
+"""Characters that no compact list of ids has: `true` is an integer in Python, and -0 is 0."""
 _Path = TypeVar("_Path")
 
 _Value = TypeVar("_Value")
@@ -84,7 +86,7 @@ class _Chains(Generic[_Path, _Value]):
         return self._known.get(name)
 
 
-def _extended(path: TokenPath | None, block: tuple[array[int], str]) -> TokenPath:
+def _extended(path: TokenPath | None, block: tuple[array[int], str | None]) -> TokenPath:
     """The path that continues `path` with these ids, of which this is the JSON."""
     found = extend_tokens(path, block[0])
     found.text = block[1]
@@ -101,8 +103,8 @@ class ExchangeReader:
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, JsonText] = _Chains(MessagePath)
-        self._tokens: _Chains[TokenPath, tuple[array[int], str]] = _Chains(_extended)
-        self._blocks: dict[str, tuple[bytes, tuple[array[int], str]]] = {}
+        self._tokens: _Chains[TokenPath, tuple[array[int], str | None]] = _Chains(_extended)
+        self._blocks: dict[str, tuple[bytes, tuple[array[int], str | None]]] = {}
         """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}
         """Digests of the prompts in an attribute, by its text."""
@@ -191,7 +193,9 @@ class ExchangeReader:
         for block in entry["blocks"]:
             if block not in self._blocks:
                 ids = token_array(loads(f"[{block}]"))
-                self._blocks[block] = digest_of(block.encode()), (ids, block)
+                is_compact = not any(map(block.__contains__, _UNLIKE))
+                text = block if is_compact else None
+                self._blocks[block] = digest_of(block.encode()), (ids, text)
             links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
         return digest

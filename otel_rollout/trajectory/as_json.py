@@ -114,14 +114,9 @@ def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
     yield '],"messages":['
     yield _on_one_line(",".join(messages))
     yield '],"tokens":['
-    yield ",".join(f"[{parent},[{_text_of_ids(path)}]]" for parent, path in tokens) + "]"
-
-
-def _text_of_ids(path: TokenPath) -> str:
-    """The ids as compact JSON, without brackets."""
-    if path.text is None or path.text.encode().translate(None, b"0123456789,"):
-        return dumps_strict(path.ids.tolist())[1:-1]
-    return path.text
+    texts = (path.text or dumps_strict(path.ids.tolist())[1:-1] for _, path in tokens)
+    rows = (f"[{row},[{text}]]" for (row, _), text in zip(tokens, texts, strict=True))
+    yield ",".join(rows) + "]"
 
 
 def _on_one_line(text: str) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, Trajectory, rollout
-from otel_rollout.spans import extend_tokens
-from otel_rollout.trajectory.as_json import _text_of_ids
+from otel_rollout import InMemoryTrajectoryExporter, Trajectory, reconstruct, rollout
+from otel_rollout import semconv as sc
+from otel_rollout.spans import PACKED, as_record, digest_of, with_lengths
 from otel_rollout.wire import dumps
 from tests.kit.recording import Clients, Recording
 
 LONG = "x" * 100_000
+MESSAGE = {"role": "assistant", "content": "a"}
+REPLY = dumps({"id": "r", "choices": [{"message": MESSAGE}], "prompt_token_ids": {PACKED: 0}})
 
 
 def test_long_parameters_are_written_once(recording: Recording, clients: Clients):
@@ -59,12 +62,28 @@ def test_texts_and_numbers_that_json_has_not_are_kept(name: str):
     assert math.isnan(read.metadata["x"])
 
 
-@pytest.mark.parametrize("text", [None, "1,2", "1, 2", "1,\n2", "true,2"])
-def test_ids_are_written_compact(text: str | None):
-    """However they were written on their span."""
-    path = extend_tokens(None, [1, 2])
-    path.text = text
-    assert _text_of_ids(path) == "1,2"
+@pytest.mark.parametrize("block", ["1,0", "1, 0", "1,\r\n0", "true,false", "1,-0"])
+def test_ids_are_read_again_however_their_span_has_them(block: str, recording: Recording):
+    """Compact, and as numbers."""
+    with rollout("agent"):
+        pass
+    digest = digest_of(digest_of(block.encode())).hex()
+    ids = dumps([{"base": "", "digest": digest, "blocks": [block]}])
+    (own,) = map(as_record, recording.spans)
+    call = {
+        sc.ROLLOUT_ID: own.attributes[sc.ROLLOUT_ID],
+        sc.EXCHANGE_VERSION: 1,
+        sc.EXCHANGE_STATUS: "complete",
+        sc.REQUEST_PATH: "/v1/chat/completions",
+        sc.RESPONSE_BODY: REPLY,
+        sc.RESPONSE_PROMPT_IDS: ids,
+    }
+    span = replace(own, span_id="1" * 16, parent_span_id=own.span_id, attributes=with_lengths(call))
+    (made,) = reconstruct([span, own])
+    line = made.to_json()
+    assert "[0,[1,0]]" in line
+    for trajectory in (made, Trajectory.from_json(line)):
+        assert [each.prompt_token_ids for each in trajectory.completions] == [[1, 0]]
 
 
 @pytest.mark.filterwarnings("ignore::otel_rollout.wiring.TruncationWarning")
