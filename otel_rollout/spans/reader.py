@@ -203,9 +203,9 @@ class ExchangeReader:
     def read(self, span: SpanRecord) -> Exchange:
         """The exchange of a span that was added; of several copies, of what they are together."""
         damage = self._damage_of(span)
-        text = {name: v for name, v in span.attributes.items() if isinstance(v, str)}.get
+        text = span.text
         asked, missing = self._read_members(span, damage)
-        digest = text(sc.REQUEST_DIGEST, "")
+        digest = text(sc.REQUEST_DIGEST) or ""
         # A conversation is known only if all that decides about it is.
         prompt_is_known = (
             digest in self._messages
@@ -226,10 +226,10 @@ class ExchangeReader:
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
             end_time_ns=span.end_time_ns,
-            process=text(sc.EXCHANGE_PROCESS, ""),
+            process=text(sc.EXCHANGE_PROCESS) or "",
             started=_count(span, sc.EXCHANGE_STARTED),
             ended=_count(span, sc.EXCHANGE_ENDED),
-            path=text(sc.REQUEST_PATH, ""),
+            path=text(sc.REQUEST_PATH) or "",
             status=_status(span, damage),
             error=_error(text(sc.EXCHANGE_ERROR), damage),
             attempts=_count(span, sc.EXCHANGE_ATTEMPTS),

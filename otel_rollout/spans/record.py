@@ -89,6 +89,8 @@ class SpanRecord:
     def integer(self, key: str) -> int | None:
         """The attribute if it is an integer or the text of one (some stores keep only text)."""
         value = self.attributes.get(key)
+        if value is None or type(value) is int:
+            return value
         if isinstance(value, str):
             try:
                 return int(value)

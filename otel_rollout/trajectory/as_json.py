@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
+from operator import attrgetter
 from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
@@ -60,6 +61,7 @@ _OTHERWISE = (
 )
 _EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _OTHERWISE]
 """Fields of an exchange that are written as they are."""
+_values, _marks = attrgetter(*_EXCHANGE_FIELDS), attrgetter(*_MARKS)
 _FACTS = [name for name in FIELDS if name not in ("logs", "warnings")]
 """Fields of a trajectory that are written as they are."""
 _PLAIN = frozenset((str, int, bool, NoneType))
@@ -178,10 +180,11 @@ def _exchange(
     params: _Params,
 ) -> Iterator[str]:
     asked = exchange.supplied
-    written = {name: getattr(exchange, name) for name in _EXCHANGE_FIELDS}
+    written = dict(zip(_EXCHANGE_FIELDS, _values(exchange), strict=True))
     if exchange.source != EXACT_SOURCE:
         written |= {"source": exchange.source, "lost": exchange.lost}
-    written |= {name: mark for name in _MARKS if (mark := getattr(exchange, name)) is not None}
+    marks = zip(_MARKS, _marks(exchange), strict=True)
+    written |= {name: mark for name, mark in marks if mark is not None}
     written["prompt"] = paths.number(exchange.prompt)
     written["params"] = params.number(exchange.members)
     written["prompt_token_ids"] = [tokens.number(path) for path in exchange.prompts]
