@@ -496,7 +496,7 @@ LINES = {
     "rebuild/dialects": 3_111,
     "receive": 1_501,
     "record": 8_789,
-    "spans": 2_265,
+    "spans": 2_288,
     "testing": 1_214,
     "trajectory": 5_070,
     "view": 7_097,

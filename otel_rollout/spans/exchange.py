@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from otel_rollout.spans.blobs import missing_in, with_blobs
 from otel_rollout.spans.reply_form import USUAL, Form, Retried, unpacked
 from otel_rollout.wire import (
@@ -49,13 +51,23 @@ class TokenPath:
     """Token ids that share a prefix with those of earlier calls (None is the empty path)."""
 
     parent: TokenPath | None
-    ids: array[int]
-    """The ids after those of `parent`."""
     length: int
+    """Number of all its ids."""
     typecode: str
     """That of an array which can hold all of its ids: "i", or "q" for some beyond 32 bits."""
     text: str | None = None
     """`ids` as compact JSON, without brackets. None: it is not known."""
+    _ids: array[int] | None = None
+    _same: TokenPath | None = None
+    """One with the same text, which is read for both."""
+
+    @property
+    def ids(self) -> array[int]:
+        """The ids after those of `parent`, read when somebody asks."""
+        if self._ids is None:
+            same = self._same
+            self._ids = same.ids if same else token_array(_read_ids(f"[{self.text}]"))
+        return self._ids
 
     def to_array(self) -> array[int]:
         """All ids, first to last."""
@@ -73,14 +85,35 @@ class TokenPath:
         """The same as a list."""
         return self.to_array().tolist()
 
+    def after(self, path: TokenPath | None) -> TokenPath:
+        """The path that continues `path` with the ids of this one, which has no parent."""
+        if path is None:
+            return self
+        typecode = max(self.typecode, path.typecode)
+        return TokenPath(path, self.length + path.length, typecode, self.text, self._ids, self)
+
+
+def tokens_in(text: str) -> TokenPath:
+    """The path of the ids that a text lists, JSON without its brackets. Usual ones are read later.
+
+    ValueError for what lists no integers, OverflowError for one beyond 64 bits.
+    """
+    shape = b",%b," % text.encode().translate(_SHAPE)
+    if not any(shape.find(each) >= 0 for each in _UNUSUAL) and f",{text}".find(",0") < 0:
+        return TokenPath(None, shape.count(b",") - 1, "i", text)
+    return extend_tokens(None, _read_ids(f"[{text}]"))
+
+
+_read_ids = msgspec.json.Decoder(list[int]).decode
+_SHAPE = bytes(c if c == ord(",") else ord("1" if chr(c).isdecimal() else "x") for c in range(256))
+_UNUSUAL = (b"x", b",,", b"1" * 10)
+"""What is not in the shape of usual ids, which have at most nine digits."""
+
 
 def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
     """The path that continues `path` with these ids. Raises what `token_array` does."""
     found = ids if isinstance(ids, array) else token_array(ids)
-    if path is None:
-        return TokenPath(None, found, len(found), found.typecode)
-    typecode = max(found.typecode, path.typecode)
-    return TokenPath(path, found, len(found) + path.length, typecode)
+    return TokenPath(None, len(found), found.typecode, None, found).after(path)
 
 
 # --- Reading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +14,7 @@ from otel_rollout.spans.exchange import (
     RequestMembers,
     Supplied,
     TokenPath,
-    extend_tokens,
+    tokens_in,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.spans.reply_form import as_it_was
@@ -33,7 +32,6 @@ from otel_rollout.wire import (
     loads,
     loads_bounded,
     members,
-    token_array,
     try_loads,
     unpack_events,
 )
@@ -45,8 +43,6 @@ PROMPT_IDS = 1 << 22
 SAME_VALUE = 8
 """Parameters of one request that have one and the same long value."""
 
-_UNLIKE = "e- \t\r\n"
-"""Characters that no compact list of ids has: `true` is an integer in Python, and -0 is 0."""
 _Path = TypeVar("_Path")
 
 _Value = TypeVar("_Value")
@@ -86,11 +82,8 @@ class _Chains(Generic[_Path, _Value]):
         return self._known.get(name)
 
 
-def _extended(path: TokenPath | None, block: tuple[array[int], str | None]) -> TokenPath:
-    """The path that continues `path` with these ids, of which this is the JSON."""
-    found = extend_tokens(path, block[0])
-    found.text = block[1]
-    return found
+def _extended(path: TokenPath | None, block: TokenPath) -> TokenPath:
+    return block.after(path)
 
 
 class ExchangeReader:
@@ -103,8 +96,8 @@ class ExchangeReader:
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, JsonText] = _Chains(MessagePath)
-        self._tokens: _Chains[TokenPath, tuple[array[int], str | None]] = _Chains(_extended)
-        self._blocks: dict[str, tuple[bytes, tuple[array[int], str | None]]] = {}
+        self._tokens: _Chains[TokenPath, TokenPath] = _Chains(_extended)
+        self._blocks: dict[str, tuple[bytes, TokenPath]] = {}
         """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}
         """Digests of the prompts in an attribute, by its text."""
@@ -192,10 +185,7 @@ class ExchangeReader:
         links = []
         for block in entry["blocks"]:
             if block not in self._blocks:
-                ids = token_array(loads(f"[{block}]"))
-                is_compact = not any(map(block.__contains__, _UNLIKE))
-                text = block if is_compact else None
-                self._blocks[block] = digest_of(block.encode()), (ids, text)
+                self._blocks[block] = digest_of(block.encode()), tokens_in(block)
             links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
         return digest

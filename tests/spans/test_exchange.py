@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import PACKED, PLACEHOLDER, extend_tokens
+from otel_rollout.spans.exchange import PACKED, PLACEHOLDER, extend_tokens, tokens_in
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
-from otel_rollout.wire import path_messages, token_array
+from otel_rollout.wire import dumps, path_messages, token_array
 
 texts = st.text(max_size=12) | st.sampled_from(
     ['"', "\\", '\\"token_ids":[1]', "é", "🙂", "\ud800"]
@@ -265,6 +265,28 @@ def test_ids_are_those_that_an_array_takes(ids: list[int]) -> None:
         return
     path = extend_tokens(None, ids)
     assert (path.length, path.to_list()) == (len(expected), expected)
+
+
+@given(
+    st.text(st.sampled_from('0123456789, -e.\n[]"²'), max_size=24)
+    | st.from_regex(r"[1-9]+(,[1-9]+)*")
+)
+def test_ids_in_a_text_are_those_that_json_reads(text: str) -> None:
+    """Whether they are read at once or later; what is no list of integers is refused at once."""
+    try:
+        ids = json.loads(f"[{text}]")
+    except ValueError:
+        ids = [None]
+    if not set(map(type, ids)) <= {int}:
+        with pytest.raises(ValueError, match=r"."):
+            tokens_in(text)
+        return
+    assume(all(abs(each) < 1 << 63 for each in ids))
+    path = tokens_in(text)
+    assert (path.length, path.typecode) == (len(ids), token_array(ids).typecode)
+    assert path.after(extend_tokens(None, [1 << 40])).to_list() == [1 << 40, *ids]
+    if path.text is not None:
+        assert path.text == dumps(ids)[1:-1]
 
 
 @pytest.mark.parametrize("ids", [[1.0], ["1"], [None], [1, [2]]])
