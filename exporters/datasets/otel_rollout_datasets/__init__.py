@@ -120,7 +120,7 @@ def _members(trajectories: Iterable[Trajectory] | TrajectoryGroup) -> list[Traje
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    row: dict[str, Any] = trajectory_row(trajectory) | {"trajectory": dumps(trajectory.to_dict())}
+    row: dict[str, Any] = trajectory_row(trajectory) | {"trajectory": trajectory.to_json()}
     for name in ("messages", "tools"):
         row[name] = None if row[name] is None else list(map(_view, row[name]))
     row["metadata"] = _view(row["metadata"])
@@ -167,7 +167,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
             f"from_dataset: expected rows with the column 'trajectory' that to_dataset writes, got "
             f"the columns {', '.join(row)}"
         )
-    return Trajectory.from_dict(loads(text))
+    return Trajectory.from_json(text)
 
 
 def _batches(rows: Path) -> Iterator[list[dict[str, Any]]]:

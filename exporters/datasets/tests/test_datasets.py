@@ -111,6 +111,7 @@ async def test_a_dataset_is_lossless(recording: Recording, clients: Clients):
         assert row["messages"] == readable(trajectory)
         assert row["reward"] == trajectory.reward
         assert row["metadata"] == dict(trajectory.metadata)
+        assert row["trajectory"] == trajectory.to_json()
         sequences = trajectory.token_sequences()
         assert row["input_ids"] == [sequence.token_ids for sequence in sequences]
         assert row["loss_mask"] == [sequence.loss_mask for sequence in sequences]
@@ -210,6 +211,8 @@ def test_other_rows_are_refused():
     """With the columns that they have."""
     with pytest.raises(SpanFormatError, match=r"column 'trajectory'.*got the columns prompt, a"):
         from_dataset(Dataset.from_list([{"prompt": "x", "a": 1}]))
+    with pytest.raises(SpanFormatError, match="it is no JSON"):
+        from_dataset([{"trajectory": "{"}])
 
 
 def test_the_readme_runs(clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
