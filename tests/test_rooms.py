@@ -487,7 +487,7 @@ LINES = {
     "": 2_089,
     "command": 3_143,
     "evidence": 1_125,
-    "export": 3_513,
+    "export": 3_518,
     "gateway": 3_455,
     "kafka": 1_361,
     "look": 1_952,

@@ -104,7 +104,12 @@ def portable(value: Json) -> Json:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {portable(name): portable(item) for name, item in value.items()}
-    return [portable(item) for item in value] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    kinds = set(map(type, value))  # lists of tokens are long
+    if kinds == {int} or (kinds == {float} and math.isfinite(sum(value))):
+        return list(value)
+    return [portable(item) for item in value]
 
 
 def _whole_characters(text: str) -> str:

@@ -136,7 +136,7 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
             f"completion {completion.id!r}: its conversation holds {', '.join(media)}, and ART "
             f"trains on text and images only; leave the trajectory out"
         )
-    if any(math.isnan(value) for value in logprobs):
+    if any(map(math.isnan, logprobs)):
         raise ExportError(
             f"completion {completion.id!r}: ART trains tokens whose log-probability is known, got "
             f"{sum(map(math.isnan, logprobs))} of {len(ids)} unknown; ask the server for them "

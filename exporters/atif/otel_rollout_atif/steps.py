@@ -244,7 +244,7 @@ def _metrics(
 
 def _facts(completion: Completion, trainable: bool) -> dict[str, Json]:
     """What a step has no place for, of those facts that are set."""
-    unknown = sum(value is None for value in completion.logprobs or ())
+    unknown = (completion.logprobs or []).count(None)
     versions = [version for version in completion.policy_versions if version is not None]
     facts = {
         "completion_id": completion.id,
