@@ -81,6 +81,30 @@ def test_spans_of_versions_are_a_column(recording: Recording, clients: Clients) 
     assert table["policy_versions"].to_pylist() == [["7", "8"], [None]]
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.lists(st.none() | st.integers(-(2**31), 2**31 - 1)),
+            st.none() | st.lists(st.none() | st.floats()),
+        ),
+        min_size=1,
+    )
+)
+def test_tokens_of_a_table_are_the_lists_of_the_rows(
+    values: list[tuple[list[int | None] | None, list[float | None] | None]],
+) -> None:
+    """None is null and NaN stays NaN; ids of more than 32 bits are refused."""
+    rows = Rows()
+    for ids, logprobs in values:
+        rows.append(dict.fromkeys(Rows._columns) | {"input_ids": ids, "logprobs": logprobs})
+    table = rows.to_arrow()
+    made = table["input_ids"].to_pylist(), table["logprobs"].to_pylist()
+    assert repr([*zip(*made, strict=True)]) == repr(values)
+    rows[-1]["input_ids"] = [0, 2**31]
+    with pytest.raises(pyarrow.ArrowInvalid):
+        rows.to_arrow()
+
+
 async def test_rows_are_a_data_frame(recording: Recording, clients: Clients) -> None:
     """Numbers can be reckoned with, lists are the lists of the rows."""
     frame = to_token_rows(await play(clients, [1.0, 0.0, None])).to_pandas()
