@@ -59,7 +59,7 @@ class TokenPath:
     """`ids` as compact JSON, without brackets. None: it is not known."""
     _ids: array[int] | None = None
     _same: TokenPath | None = None
-    """One with the same text, which is read for both."""
+    """One with the same ids, which are read for both."""
 
     @property
     def ids(self) -> array[int]:
@@ -89,8 +89,8 @@ class TokenPath:
         """The path that continues `path` with the ids of this one, which has no parent."""
         if path is None:
             return self
-        typecode = max(self.typecode, path.typecode)
-        return TokenPath(path, self.length + path.length, typecode, self.text, self._ids, self)
+        typecode, same = max(self.typecode, path.typecode), None if self._ids else self
+        return TokenPath(path, self.length + path.length, typecode, self.text, self._ids, same)
 
 
 def tokens_in(text: str) -> TokenPath:
