@@ -9,6 +9,7 @@ import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 26
@@ -16,8 +17,30 @@ _KEPT_BYTES = 1 << 26
 
 def pool_of(jobs: int) -> ProcessPoolExecutor:
     """So many worker processes. Ctrl-C ends the process that began them, and so them."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
+    return ProcessPoolExecutor(jobs, mp_context=_Context(), initializer=_begin)
+
+
+class _Worker(SpawnProcess):
+    """One that Ctrl-C does not reach: it blocks the signal from its first instruction on."""
+
+    def start(self) -> None:
+        change = getattr(signal, "pthread_sigmask", None)
+        if change is None:  # Windows has none
+            return super().start()
+        before = change(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            try:
+                super().start()
+            finally:
+                change(signal.SIG_SETMASK, before)
+        except BaseException:  # such as a Ctrl-C that came meanwhile
+            if self.pid is not None:  # the pool does not know it yet, and would wait for it
+                self.kill()
+            raise
+
+
+class _Context(SpawnContext):
+    Process = _Worker
 
 
 def keep_memory() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,34 @@ def test_a_worker_that_is_killed_ends_the_work() -> None:
     """The error says what to do."""
     with pytest.raises(ChildProcessError, match=r"--jobs: .* terminated .* smaller number"):
         list(jobs.in_order(doubled, [1, 8, 2], 2))
+
+
+def is_blocked(_: int) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_ctrl_c_reaches_no_worker_that_starts() -> None:
+    """It would die with a traceback before it could ignore the signal."""
+    assert list(jobs.in_order(is_blocked, [1, 2, 3], 2)) == [(1, True), (2, True), (3, True)]
+    assert not is_blocked(0)
+
+
+def test_ctrl_c_while_a_worker_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool does not know it yet: at its end the program would wait for it."""
+    start, started = SpawnProcess.start, list[SpawnProcess]()
+
+    def interrupted(self: SpawnProcess) -> None:
+        start(self)
+        started.append(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(jobs.in_order(is_blocked, [1, 2, 3], 2))
+    (worker,) = started
+    worker.join(10)
+    assert worker.exitcode == -signal.SIGKILL
+    assert not is_blocked(0)
 
 
 def test_ctrl_c_ends_all_of_them() -> None:
