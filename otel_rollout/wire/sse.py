@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from typing import AnyStr
 
 from otel_rollout.wire.json import Json, loads, read_strict, try_loads
 
@@ -55,7 +56,7 @@ def ends_an_event(events: str) -> bool:
 
 def _datas(events: str) -> Iterator[str]:
     """The data of each event that has any."""
-    for event in with_newlines(events).split("\n\n"):
+    for event in _events_in(with_newlines(events), "\n"):
         start = event.find("\n") + 1 if event.startswith("event:") else 0
         if event.startswith("data: {", start) and event.find("\n", start) < 0:
             yield event[start + 6 :]  # nearly every event is like this
@@ -100,6 +101,19 @@ def with_newlines(events: str) -> str:
     return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
 
 
+def _events_in(text: AnyStr, line_end: AnyStr) -> list[AnyStr]:
+    """The events, without the empty line between them."""
+    events: list[AnyStr] = []
+    start, end = 0, -1
+    while (end := text.find(line_end, end + 1)) >= 0:  # in C; `split` looks at each character
+        if text[end + 1 : end + 2] == line_end:
+            events.append(text[start:end])
+            end += 1
+            start = end + 1
+    events.append(text[start:])
+    return events
+
+
 def pack_events(events: bytes) -> bytes:
     """The events in less space: the prefix and suffix that nearly all share are written once.
 
@@ -108,7 +122,7 @@ def pack_events(events: bytes) -> bytes:
 
     events: with line feeds alone. Bytes that are UTF-8 are packed as such.
     """
-    lines = events.split(b"\n\n")
+    lines = _events_in(events, b"\n")
     # The first event is often special; a few different ones after it show what is common.
     some = list(dict.fromkeys(lines[1:7]))
     begin = end = b""
@@ -172,7 +186,7 @@ def _most(packed: int) -> int:
 
 def unpack_events(text: str) -> str:
     """The inverse of `pack_events`. ValueError for anything else."""
-    lines = text.split("\n\n")
+    lines = _events_in(text, "\n")
     if len(lines) < 3 or any(line[:1] not in ("+", "=") for line in lines[2:]):
         raise ValueError("not events that pack_events wrote")
     begin, end = lines[:2]
