@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import otel_rollout.spans.writer as writer_module
@@ -271,6 +271,8 @@ def test_ids_are_those_that_an_array_takes(ids: list[int]) -> None:
     st.text(st.sampled_from('0123456789, -e.\n[]"²'), max_size=24)
     | st.from_regex(r"[1-9]+(,[1-9]+)*")
 )
+@example("01")
+@example("1,02")
 def test_ids_in_a_text_are_those_that_json_reads(text: str) -> None:
     """Whether they are read at once or later; what is no list of integers is refused at once."""
     try:
