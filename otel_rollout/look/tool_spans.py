@@ -31,13 +31,13 @@ from otel_rollout.wire import (
     ToolResult,
     api_of,
     dumps,
+    events_of,
     loads,
     may_have_results,
     merge,
     normalised_content,
     tool_calls,
     tool_results,
-    unpack_events,
 )
 
 _KEPT = 64
@@ -59,7 +59,10 @@ class _AskingReply:
     def calls(self) -> dict[str, ToolCall]:
         """The calls in it, by id."""
         api = api_of(self.path)
-        reply = _merged(self) if self.is_events else loads(self.text)
+        if self.is_events:
+            reply = merge(events_of(self.text), path=self.path).body
+        else:
+            reply = loads(self.text)
         if api is None or not isinstance(reply, dict):
             return {}
         return _calls_in(item for one in api.sampled({}, None, reply) for item in one.items)
@@ -152,14 +155,6 @@ class _AnsweredTools:
                 self._unnamed.remove(entry)
                 return True
         return False
-
-
-def _merged(reply: _AskingReply) -> Json:
-    try:
-        text = unpack_events(reply.text)
-    except ValueError:  # a few events are not packed
-        text = reply.text
-    return merge(text, path=reply.path).body
 
 
 def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _AskingReply) -> int:

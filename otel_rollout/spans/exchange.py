@@ -27,6 +27,7 @@ from otel_rollout.wire import (
     cut_value,
     dumps,
     dumps_strict,
+    events_of,
     loads_bounded,
     merge,
     path_messages,
@@ -260,7 +261,7 @@ class Exchange:
         if not self._is_read:
             read = partial((api_of(self.path) or ModelApi()).read, tokens=self.tokens_first)
             try:
-                self._reply = self._parse(lambda text: text, read)
+                self._reply = self._parse(read)
             except (ValueError, RecursionError):
                 self._reply = None
             self._is_read = True
@@ -314,7 +315,7 @@ class Exchange:
         Its text where it is no JSON; None where nothing came.
         """
         try:
-            return wholly_read(self._parse(self._with_ids))
+            return wholly_read(self._parse(loads_bounded, self._with_ids))
         except (ValueError, RecursionError):
             return self._with_ids(self._text())
 
@@ -376,7 +377,7 @@ class Exchange:
         """
         text, is_strict = self.body_text, False
         if self.events is not None:
-            found = merge(self._text(), path=self.path)
+            found = merge(events_of(self.events), path=self.path)
             body, is_strict = found.body, found.is_strict
             try:
                 text = None if body is None else (dumps_strict if is_strict else dumps)(body)
@@ -394,21 +395,25 @@ class Exchange:
     def _text(self) -> str:
         if self.events is not None:
             try:
-                return unpack_events(self.events)
+                return "\n\n".join(unpack_events(self.events))
             except ValueError:  # nobody packed them: they stay as they are
                 return self.events
         return self.body_text or ""
 
     def _parse(
-        self, whole: Callable[[str], str], read: Callable[[str], Json] = loads_bounded
+        self, read: Callable[[str], Json], change: Callable[[str], str] | None = None
     ) -> Json:
-        """The response as JSON, None where nothing came. ValueError where it is no JSON."""
+        """The response as JSON, None where nothing came. ValueError where it is no JSON.
+
+        change: changes its text, or that of its events, before it is read. None: as it is there.
+        """
         if self.is_unanswered:
             return None
-        text = whole(self._text())
         if self.events is None:
-            return read(text)
-        merged = merge(text, path=self.path)
+            text = self._text()
+            return read(text if change is None else change(text))
+        events = events_of(self.events) if change is None else change(self._text())
+        merged = merge(events, path=self.path)
         if merged.body is None:
             raise ValueError("events of an unknown shape")
         return merged.body

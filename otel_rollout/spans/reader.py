@@ -429,7 +429,7 @@ def _response(span: SpanRecord, prompts: int, damage: list[str]) -> tuple[str | 
             if expands_too_far(events):
                 raise ValueError(f"{len(events)} characters would become far more events")
             is_common = any(PLACEHOLDER in part for part in events.split("\n\n", 2)[:2])
-            text = unpack_events(events) if is_common else events
+            text = "\n\n".join(unpack_events(events)) if is_common else events
         is_named = sc.RESPONSE_PROMPT_IDS in span.attributes and not span.is_checked
         if is_named and text.count(PLACEHOLDER) > prompts:
             raise ValueError(f"it names {prompts} prompts {text.count(PLACEHOLDER)} times")

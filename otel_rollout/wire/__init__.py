@@ -112,6 +112,7 @@ from otel_rollout.wire.servers import sampled_texts as sampled_texts
 from otel_rollout.wire.servers import version_spans as version_spans
 from otel_rollout.wire.servers import withholds_ids as withholds_ids
 from otel_rollout.wire.servers import without_tokens as without_tokens
+from otel_rollout.wire.sse import events_of as events_of
 from otel_rollout.wire.sse import expands_too_far as expands_too_far
 from otel_rollout.wire.sse import is_events as is_events
 from otel_rollout.wire.sse import is_json_object as is_json_object

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from otel_rollout.wire.json import Json, Message, Params, member_of
 from otel_rollout.wire.message import add_shapes
 from otel_rollout.wire.ollama import Ollama
 from otel_rollout.wire.responses import Responses
-from otel_rollout.wire.sse import ends_an_event, parse_events
+from otel_rollout.wire.sse import ends_an_event, parse_events, split_events
 from otel_rollout.wire.text import TextCompletions
 
 APIS: tuple[ModelApi, ...] = (
@@ -156,11 +156,13 @@ def retrieval_of(path: str) -> tuple[ModelApi, str] | None:
     return None
 
 
-def merge(events: str, choices: int = 1, path: str = "") -> Merged:
+def merge(events: str | Sequence[str], choices: int = 1, path: str = "") -> Merged:
     """Merge the server-sent events of one response to a request for `choices` choices.
 
-    The API at `path` is asked first whether it recognises the events, then all.
+    events: their text, or each without the empty line after it. The API at `path` is asked first
+    whether it recognises them, then all.
     """
+    events = split_events(events) if isinstance(events, str) else events
     chunks, done, is_strict = parse_events(events, apis_of(path)[0].read_chunks)
     if None in (chunks if done or ends_an_event(events) else chunks[:-1]):
         return Merged(None, False, None, malformed=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import AnyStr
+from collections.abc import Callable, Sequence
+from typing import Any, AnyStr
 
 from otel_rollout.wire.json import Json, loads, read_strict, try_loads
 
@@ -31,45 +31,48 @@ def read_all(datas: Sequence[str]) -> list[Json] | None:
 
 
 def parse_events(
-    events: str, read_chunks: Callable[[Sequence[str]], list[Json] | None] = read_all
+    events: Sequence[str],
+    read_chunks: Callable[[Sequence[str]], list[Json] | None] = read_all,
 ) -> tuple[list[Json], bool, bool]:
     """The JSON of each event, None for one that is no JSON; True if `[DONE]` came; True if all of
     it is strict JSON.
     """
     datas: list[str] = []
     done = False
-    for data in _datas(events):
+    for event in events:
+        if event.startswith("data: {") and event.find("\n") < 0:  # nearly every event is like this
+            datas.append(event[6:])
+            continue
+        data = _data_in(event)
         if data.startswith("[DONE]"):
             done = True
             break
-        datas.append(data)
+        if data:
+            datas.append(data)
     chunks = read_chunks(datas)
     if chunks is None:  # such as the last event of a truncated stream
         return list(map(try_loads, datas)), done, False
     return chunks, done, True
 
 
-def ends_an_event(events: str) -> bool:
-    """True if the last event of this text is not truncated."""
-    return with_newlines(events[-4:]).endswith("\n\n")
+def ends_an_event(events: Sequence[str]) -> bool:
+    """True if the last of the events in a text is not truncated: nothing follows its empty line."""
+    return not events[-1].strip("\n")
 
 
-def _datas(events: str) -> Iterator[str]:
-    """The data of each event that has any."""
-    for event in _events_in(with_newlines(events), "\n"):
-        start = event.find("\n") + 1 if event.startswith("event:") else 0
-        if event.startswith("data: {", start) and event.find("\n", start) < 0:
-            yield event[start + 6 :]  # nearly every event is like this
-            continue
-        lines = [line for line in event.split("\n") if line.startswith("data:")]
-        data = "\n".join(line[5:].removeprefix(" ") for line in lines)
-        if data:
-            yield data
+def _data_in(event: str) -> str:
+    """The data of an event; empty where it has none."""
+    start = event.find("\n") + 1 if event.startswith("event:") else 0
+    if event.startswith("data: {", start) and event.find("\n", start) < 0:
+        return event[start + 6 :]
+    lines = [line for line in event.split("\n") if line.startswith("data:")]
+    return "\n".join(line[5:].removeprefix(" ") for line in lines)
 
 
 def data_of(event: bytes) -> str:
     """The data of one event; empty where it has none."""
-    return next(_datas(event.decode("utf-8", "replace")), "")
+    datas = map(_data_in, split_events(event.decode("utf-8", "replace")))
+    return next(filter(None, datas), "")
 
 
 def is_events(body: bytes, declared: bool) -> bool:
@@ -101,8 +104,12 @@ def with_newlines(events: str) -> str:
     return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
 
 
+def split_events(text: str) -> list[str]:
+    """The events in a text, whatever ends its lines, without the empty line between them."""
+    return _events_in(with_newlines(text), "\n")
+
+
 def _events_in(text: AnyStr, line_end: AnyStr) -> list[AnyStr]:
-    """The events, without the empty line between them."""
     events: list[AnyStr] = []
     start, end = 0, -1
     while (end := text.find(line_end, end + 1)) >= 0:  # in C; `split` looks at each character
@@ -132,7 +139,7 @@ def pack_events(events: bytes) -> bytes:
         ends = [line[len(begin) :][-_LONGEST_END:][::-1] for line in some]
         end = _common(ends)[::-1].decode("utf-8", "ignore").encode()
         cut = b"\n" + end
-        if cut in [line[-len(cut) :] for line in lines]:  # so would that of such an event
+        if any(line.endswith(cut) for line in lines):  # so would that of such an event
             end = b""
     packed = _packed(lines, begin, end)
     # A reply that repeats one token for long has the same event again and again. What is shared is
@@ -146,20 +153,13 @@ def pack_events(events: bytes) -> bytes:
 def _packed(lines: list[bytes], begin: bytes, end: bytes) -> bytes:
     first, length = len(begin), len(end)
     least, last = first + length, -length or None
-    return b"\n\n".join(
-        [
-            begin,
-            end,
-            *(
-                b"+" + line[first:last]
-                if line[:first] == begin
-                and line[len(line) - length :] == end
-                and len(line) >= least
-                else b"=" + line
-                for line in lines
-            ),
-        ]
-    )
+    rests = [
+        b"+" + line[first:last]
+        if len(line) >= least and line.startswith(begin) and line.endswith(end)
+        else b"=" + line
+        for line in lines
+    ]
+    return b"\n\n".join([begin, end, *rests])
 
 
 def _common(texts: list[bytes]) -> bytes:
@@ -184,12 +184,24 @@ def _most(packed: int) -> int:
     return _SMALL + _RATIO * packed
 
 
-def unpack_events(text: str) -> str:
-    """The inverse of `pack_events`. ValueError for anything else."""
+def unpack_events(text: str) -> list[str]:
+    """The events, each without the empty line after it. ValueError for what nobody packed."""
     lines = _events_in(text, "\n")
-    if len(lines) < 3 or any(line[:1] not in ("+", "=") for line in lines[2:]):
+    begin, end = (*lines, "")[:2]
+    events: list[Any] = [
+        f"{begin}{line[1:]}{end}"
+        if line.startswith("+")
+        else (line[1:] if line.startswith("=") else None)
+        for line in lines[2:]
+    ]
+    if not events or None in events:
         raise ValueError("not events that pack_events wrote")
-    begin, end = lines[:2]
-    return "\n\n".join(
-        line[1:] if line[0] == "=" else f"{begin}{line[1:]}{end}" for line in lines[2:]
-    )
+    return events
+
+
+def events_of(text: str) -> list[str]:
+    """The events of a stream that was packed, or had too few for that."""
+    try:
+        return unpack_events(text)
+    except ValueError:
+        return split_events(text)

@@ -76,7 +76,7 @@ def test_bytes_of_a_stream_are_kept(data: bytes, prompt: bool, end: bytes) -> No
     written = writer.response(body, events=True)
     assert with_lengths(written, checksums=writer.checksums) == with_lengths(written)
     form = json.loads(str(written.get(sc.RESPONSE_FORM, "{}")))
-    text = unpack_events(str(written[sc.RESPONSE_EVENTS]))
+    text = "\n\n".join(unpack_events(str(written[sc.RESPONSE_EVENTS])))
     feeds = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     assert text.replace(PLACEHOLDER + "0}", "[1,2]") == feeds.decode("utf-8", "backslashreplace")
     text = text.replace("\n", form.get("line_end", "\n"))

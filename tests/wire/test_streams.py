@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout.wire.apis import merge
-from otel_rollout.wire.sse import pack_events, unpack_events
+from otel_rollout.wire.sse import pack_events, split_events, unpack_events
 
 texts = st.text(max_size=6)
 
@@ -35,7 +35,9 @@ def only_choice(events: str) -> dict[str, Any]:
 
 
 def repacked(text: str) -> str:
-    return unpack_events(pack_events(text.encode()).decode())
+    events = unpack_events(pack_events(text.encode()).decode())
+    assert events == split_events(text)  # so that a reply is merged of either
+    return "\n\n".join(events)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r", codec="utf-8"), max_size=8)))
@@ -64,7 +66,7 @@ def test_packing_writes_what_is_common_once() -> None:
     deltas = [chunk({"content": f" word{i}"}) for i in range(15)]
     events = sse([chunk({"role": "assistant"}), *deltas])
     packed = pack_events(events.encode()).decode()
-    assert unpack_events(packed) == events
+    assert "\n\n".join(unpack_events(packed)) == events
     assert len(packed) < len(events) / 3
 
 
