@@ -228,33 +228,31 @@ def _joined(chunks: list[Any]) -> list[Any]:
     return found
 
 
-_Piece: TypeAlias = tuple[str, list[Json] | None, Cut | None]
-"""Text, token ids and log-probabilities that a chunk adds. None: it has no such member."""
+_Piece: TypeAlias = tuple[str, list[Json], bytes]
+"""Text, token ids and the list of log-probabilities that a chunk adds; empty where it has none."""
 
 
 def _taken(chunk: Any) -> _Piece | None:
     """What a chunk adds to its one choice, taken out of it. None: it may do more than that."""
-    if chunk.usage or chunk.prompt_token_ids or not chunk.choices or len(chunk.choices) > 1:
+    choices = chunk.choices
+    if not choices or len(choices) > 1 or chunk.usage or chunk.prompt_token_ids:
         return None
-    (choice,) = chunk.choices
-    delta, ids, logprobs = choice.delta, choice.token_ids or None, choice.logprobs
-    if type(delta) is not dict or not _is_a_text(delta):
+    choice = choices[0]
+    delta, ids, logprobs = choice.delta, choice.token_ids or [], choice.logprobs
+    if type(delta) is not dict or type(text := delta.get("content")) is not str:
         return None
-    cut = logprobs.content if logprobs else None
-    if cut is not None:
-        if cut is UNSET or bytes(cut)[:1] != b"[":
+    if len(delta) > 1 and (len(delta) > 2 or type(delta.get("role")) is not str):
+        return None
+    listed = b""
+    if logprobs:
+        listed = b"" if logprobs.content is UNSET else bytes(logprobs.content)
+        if listed[:1] != b"[":
             return None
         logprobs.content = UNSET
     if ids:
         choice.token_ids = _TAKEN
-    chunk.obfuscation = UNSET
-    return delta.pop("content"), ids, cut
-
-
-def _is_a_text(delta: dict[str, Json]) -> bool:
-    """True if a delta has a text, and at most a role beside it."""
-    is_alone = len(delta) == 1 or (len(delta) == 2 and type(delta.get("role")) is str)
-    return is_alone and type(delta.get("content")) is str
+    delta["content"], chunk.obfuscation = "", UNSET
+    return text, ids, listed
 
 
 _TAKEN: list[Json] = [None]
@@ -265,17 +263,17 @@ def _put_back(chunks: list[Any], pieces: list[_Piece]) -> None:
     """Give the last of the chunks all that was taken out of it, and of those that followed it."""
     if pieces:
         choice = chunks[-1].choices[0]
-        choice.delta["content"] = "".join([text for text, _, _ in pieces])
+        texts, ids, lists = zip(*pieces, strict=True)
+        choice.delta["content"] = "".join(texts)
         if choice.token_ids is _TAKEN:
-            choice.token_ids = list(chain.from_iterable([ids or () for _, ids, _ in pieces]))
+            choice.token_ids = [*chain.from_iterable(ids)]
         if choice.logprobs:
-            choice.logprobs.content = _cut_of([cut for _, _, cut in pieces if cut])
+            choice.logprobs.content = _cut_of(lists)
 
 
-def _cut_of(lists: Iterable[Cut]) -> Cut:
+def _cut_of(lists: Iterable[bytes]) -> Cut:
     """One list with the elements of all, each unread."""
-    inner = filter(None, (bytes(cut)[1:-1].strip() for cut in lists))
-    return Cut(b"[%b]" % b",".join(inner))
+    return Cut(b"[%b]" % b",".join(filter(None, [each[1:-1].strip() for each in lists])))
 
 
 def _with_lists(chunks: list[Chunk]) -> list[Chunk]:
@@ -302,7 +300,10 @@ def _with_cut(choice: dict[str, Any]) -> Choice:
         return choice
     rest = b',"refusal":null' if len(logprobs) > 1 else b""
     return PartlyRead(
-        {**choice, "logprobs": Cut(b'{"content":%b%b}' % (bytes(_cut_of(content)), rest))}
+        {
+            **choice,
+            "logprobs": Cut(b'{"content":%b%b}' % (bytes(_cut_of(map(bytes, content))), rest)),
+        }
     )
 
 
