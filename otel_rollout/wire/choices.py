@@ -299,12 +299,8 @@ def _with_cut(choice: dict[str, Any]) -> Choice:
     if not (logprobs and content and isinstance(content[0], Cut)):
         return choice
     rest = b',"refusal":null' if len(logprobs) > 1 else b""
-    return PartlyRead(
-        {
-            **choice,
-            "logprobs": Cut(b'{"content":%b%b}' % (bytes(_cut_of(map(bytes, content))), rest)),
-        }
-    )
+    whole = bytes(_cut_of(map(bytes, content)))
+    return PartlyRead({**choice, "logprobs": Cut(b'{"content":%b%b}' % (whole, rest))})
 
 
 def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) -> None:
