@@ -200,7 +200,7 @@ def unpack_events(text: str) -> list[str]:
 
 
 def events_of(text: str) -> list[str]:
-    """The events of a stream that was packed, or had too few for that."""
+    """The events of a packed stream; those in a text that nobody packed."""
     try:
         return unpack_events(text)
     except ValueError:

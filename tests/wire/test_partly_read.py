@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_rollout.wire import (
@@ -546,7 +546,11 @@ _changes = st.one_of(
 )
 
 
+_CALL = {"content": "a", "tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+
+
 @given(st.lists(st.none() | _changes, min_size=3, max_size=6))
+@example([("delta", _CALL)] * 3)
 def test_chunks_that_only_add_are_joined_and_no_others(changes: list[tuple[str, Json] | None]):
     """Whatever one of them has in another way, the reply is that of each chunk by itself."""
     sent: list[Json] = []
@@ -560,6 +564,13 @@ def test_chunks_that_only_add_are_joined_and_no_others(changes: list[tuple[str, 
         assert len(read) == 1
 
 
+def test_lists_with_white_space_are_joined():
+    """An empty one adds nothing to the others."""
+    lists = [_PIECE["logprobs"], {"content": []}, _PIECE["logprobs"]]
+    sent = [{**_CHUNK, "choices": [{**_PIECE, "logprobs": each}]} for each in lists]
+    _read_as_it_was_sent(sent, lambda text: text.replace("[", "[ ").replace("]", " ]"))
+
+
 @pytest.mark.parametrize("end", [{}, {"id": "y"}, {"novel": 1}])
 def test_a_long_stream_is_read_as_a_short_one(end: dict[str, Json]):
     """Its chunks are read in several calls: also one whose last chunk has another shape."""
@@ -569,11 +580,16 @@ def test_a_long_stream_is_read_as_a_short_one(end: dict[str, Json]):
     assert len(read) == (201 if "novel" in end else 1 + bool(end))
 
 
-def _read_as_it_was_sent(sent: list[Json]) -> list[Json]:
-    """The chunks of a stream, which merge to the reply that they are."""
+def _read_as_it_was_sent(
+    sent: list[Json], written: Callable[[str], str] = lambda text: text
+) -> list[Json]:
+    """The chunks of a stream, which merge to the reply that they are.
+
+    written: changes how the JSON of each is written.
+    """
     api = api_of(CHAT)
     assert api is not None
-    read = api.read_chunks([*map(json.dumps, sent)])
+    read = api.read_chunks([written(json.dumps(each)) for each in sent])
     assert read is not None
     assert outcome(lambda: wholly_read(merge_choices(read))) == outcome(
         lambda: merge_choices(json.loads(json.dumps(sent)))

@@ -61,6 +61,23 @@ def test_no_character_is_cut(lines: list[str]) -> None:
     assert repacked(text) == text
 
 
+def test_an_event_in_which_what_is_common_overlaps_survives_packing() -> None:
+    """It begins and ends as the others, and is shorter than both together."""
+    text = "\n\n".join(["x", *(f"ab{letter}ba" for letter in "cdefgh"), "aba"])
+    assert repacked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("end", "is_malformed"),
+    [("", False), ("\n", False), ("\n\n", True), ("\n\n\n", True), ("\r\n\r\n", True)],
+)
+def test_an_event_that_is_cut_is_left_out(end: str, is_malformed: bool) -> None:
+    """A stream may break off anywhere; an event that ended and is no JSON is something else."""
+    text = sse([chunk({"content": "a"})], done=False) + 'data: {"id": "c1", "cho' + end
+    merged = merge(text)
+    assert (merged.malformed, merged.body is None) == (is_malformed, is_malformed)
+
+
 def test_packing_writes_what_is_common_once() -> None:
     """A stream of small deltas takes a fraction of its events' size."""
     deltas = [chunk({"content": f" word{i}"}) for i in range(15)]
