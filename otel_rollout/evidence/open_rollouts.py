@@ -103,7 +103,7 @@ class OpenRollouts(Generic[Place]):
         if rollout_id is None:
             return "other"
         found = self._open.get(rollout_id)
-        is_start = sc.ROLLOUT_STARTED in record.attributes  # nothing that others do not have
+        is_start = record.kind == "start"  # nothing that others do not have
         if found is None:
             if self._rollout_is_done(rollout_id):
                 return "copy" if is_start else "late"
@@ -128,7 +128,7 @@ class OpenRollouts(Generic[Place]):
         """Add a rollout to its group, or to those inside the members of one."""
         names = sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_OUTER_GROUP_ID
         group, outer = (record.text(name) or None for name in names)  # "" is none
-        if sc.REWARD in record.attributes:  # it may name the group that the rollout is sent with
+        if record.kind == "reward":  # it may name the group that the rollout is sent with
             group, outer = None, outer or group
         if found.outer is None and outer is not None:
             found.outer = outer

@@ -14,24 +14,19 @@ from msgspec import Struct
 from otel_rollout import semconv as sc
 from otel_rollout.export import Facts, Groups, NotWhole, Sample
 from otel_rollout.rebuild import Assembly
-from otel_rollout.spans import SUMMED, SpanKey, SpanRecord
+from otel_rollout.spans import KINDS, SUMMED, SpanKey, SpanRecord
 from otel_rollout.trajectory import UNREADABLE, Trajectory, sentences
 from otel_rollout.wire import loads
 
 Came = Literal["new", "copy", "damaged", "differs"]
 """What a span is that came: the first of its key; equal to one that came; a copy that is damaged,
 where a whole one is there; a copy that is not damaged, and differs."""
-_KINDS = (
-    *(sc.ROLLOUT_SCHEMA_VERSION, sc.EXCHANGE_VERSION, sc.REWARD, sc.ROLLOUT_PART),
-    sc.ROLLOUT_STARTED,
-)
-"""A span with one of these is of a rollout; any other is for people."""
 _VERSIONS = (
     *(sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION, sc.EXCHANGE_LAST_POLICY_VERSION),
 )
 _READ = frozenset(
     (
-        *_KINDS,
+        *KINDS,
         *(sc.ROLLOUT_ID, sc.ROLLOUT_PARENT_ID, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID),
         *(sc.ROLLOUT_GROUP_SIZE, sc.ROLLOUT_SAMPLE_INDEX, sc.ROLLOUT_EXCHANGE_COUNT),
         *(sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS, sc.ROLLOUT_PROPAGATED, sc.ROLLOUT_STATUS),
@@ -50,8 +45,7 @@ _EXACT = 1_000_000
 
 def rollout_of(record: SpanRecord) -> str | None:
     """The id of the rollout that a span is evidence of; None: it is of none, or that was cut."""
-    attributes = record.attributes
-    if not any(kind in attributes or kind in record.cut for kind in _KINDS):
+    if record.kind is None and record.cut.isdisjoint(KINDS):
         return None
     return record.text(sc.ROLLOUT_ID) or record.text(sc.ROLLOUT_STARTED) or None
 
@@ -68,12 +62,13 @@ class Late(NamedTuple):
     rollout: str
     span: str
     reward: str | None
-    """JSON, if it is a reward."""
+    """JSON, if it is a reward that is not damaged."""
 
     @classmethod
     def of(cls, rollout_id: str, record: SpanRecord) -> Late:
         """That a span of this rollout came late."""
-        return cls(rollout_id, record.span_id, record.text(sc.REWARD))
+        reward = record.text(sc.REWARD) if record.kind == "reward" else None
+        return cls(rollout_id, record.span_id, reward)
 
 
 class Head(Struct, frozen=True, omit_defaults=True):
@@ -100,8 +95,8 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """Copies of spans that were damaged on the way, where a whole one came."""
     is_extra: bool = False
     """True if its group had been handed over without it."""
-    rewards: tuple[str, ...] = ()
-    """The rewards, JSON each, where nothing else came."""
+    rewards: tuple[str | None, ...] = ()
+    """The rewards, JSON each, where nothing else came. None: it came damaged."""
     versions: tuple[str | int, ...] = ()
     """Policy versions that it was sampled with."""
     ending: str = "unknown"
@@ -256,17 +251,16 @@ class Evidence:
     @property
     def came(self) -> Literal["contents", "start", "rewards"]:
         """What came of it, as `Head.came` has it."""
-        every = [record.attributes for _, record in self._spans.values()]
-        starts = sum(sc.ROLLOUT_STARTED in each for each in every)
-        if starts + sum(sc.REWARD in each for each in every) < len(every):
+        kinds = {record.kind for _, record in self._spans.values()}
+        if kinds - {"start", "reward"}:
             return "contents"
-        return "start" if starts else "rewards"
+        return "start" if "start" in kinds else "rewards"
 
     @property
     def rewards(self) -> list[Late]:
         """The rewards that came after it, on spans of their own."""
         every = (record for _, record in self._spans.values())
-        return [Late.of(self.rollout_id, each) for each in every if sc.REWARD in each.attributes]
+        return [Late.of(self.rollout_id, each) for each in every if each.kind == "reward"]
 
     @property
     def around(self) -> str | None:
@@ -290,7 +284,7 @@ class Evidence:
         # Its own span knows best.
         spans = sorted(
             (record for _, record in self._spans.values()),
-            key=lambda record: sc.ROLLOUT_SCHEMA_VERSION not in record.attributes,
+            key=lambda record: record.kind != "rollout",
         )
 
         def text(name: str) -> str | None:
@@ -313,17 +307,17 @@ class Evidence:
             missing=missing,
             copies=self.copies,
             damaged=self.damaged,
-            rewards=tuple(filter(None, rewards)),
+            rewards=tuple(rewards),
             versions=tuple(dict.fromkeys(_versions(spans))),
             ending=text(sc.ROLLOUT_TERMINATION_REASON) or text(sc.ROLLOUT_STATUS) or "unknown",
             seconds=_seconds(spans[0]) if self.has_ended else None,
-            calls=sum(sc.EXCHANGE_VERSION in record.attributes for record in spans),
+            calls=sum(record.kind == "exchange" for record in spans),
         )
 
 
 def _group(spans: Sequence[SpanRecord]) -> str | None:
     """The group that these spans name; a reward may name the one that its rollout is sent with."""
-    of_rollout = [each for each in spans if sc.REWARD not in each.attributes] or spans
+    of_rollout = [each for each in spans if each.kind != "reward"] or spans
     return next(filter(None, (each.text(sc.ROLLOUT_GROUP_ID) for each in of_rollout)), None)
 
 

@@ -186,9 +186,10 @@ class StartedRecords:
 
     def see(self, record: SpanRecord) -> None:
         """Take from a span that a rollout started, or that it ended."""
-        if (started := record.text(sc.ROLLOUT_STARTED)) is not None:
+        started = record.text(sc.ROLLOUT_STARTED)
+        if record.kind == "start" and started is not None:
             self.add(_of_span(started, record))
-        elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes and record.end_time_ns is not None:
+        elif record.kind == "rollout" and record.end_time_ns is not None:
             self.ended.add(record.text(sc.ROLLOUT_ID) or "")
 
     def join(self, other: StartedRecords) -> None:

@@ -46,7 +46,6 @@ from otel_rollout.kafka.spans import (
     Partition,
     Ready,
     done_of,
-    is_reward,
     marks_between,
     sent_of,
 )
@@ -272,7 +271,7 @@ class Rebuilder:
         head, records = ready.unit.heads[0], list[SpanRecord]()
         for at in ready.unit.places:
             records += map(as_record, read_protobuf(self._journal.read(at.place)))
-        own = (r for r in records if is_reward(r) and rollout_of(r) == head.rollout)
+        own = (r for r in records if r.kind == "reward" and rollout_of(r) == head.rollout)
         rewards = [*map(LateReward.of, own), *ready.rewards]
         for found in reconstruct(records):
             if found.id == head.rollout and (head.ended or found.completions):

@@ -117,7 +117,7 @@ class Partition:
     def add(self, record: SpanRecord, at: At) -> Verdict:
         """Take in a span."""
         verdict, id_ = self.rollouts.add(record, at, self.now), rollout_of(record)
-        if id_ is not None and sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+        if id_ is not None and record.kind == "rollout":
             if verdict != "late":
                 self._count[id_] = record.integer(sc.ROLLOUT_NESTED_COUNT) or 0
             elif (around := record.text(sc.ROLLOUT_PARENT_ID)) and around not in self._done:
@@ -131,7 +131,7 @@ class Partition:
         other span.
         """
         id_ = rollout_of(record)
-        if id_ is None or not is_reward(record) or self.rollouts.is_waiting(id_):
+        if id_ is None or record.kind != "reward" or self.rollouts.is_waiting(id_):
             return None
         if LateReward.of(record).key in self._sent:
             return ""
@@ -214,11 +214,6 @@ class Partition:
             oldest = self._passed.popleft()
             self._done.pop(oldest, None)
             self.keys.pop(oldest, None)
-
-
-def is_reward(record: SpanRecord) -> bool:
-    """True for the span of a reward that was set after its rollout's end."""
-    return sc.REWARD in record.attributes or sc.REWARD in record.cut
 
 
 def done_of(message: Message) -> dict[str, str]:

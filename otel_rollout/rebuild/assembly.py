@@ -97,14 +97,14 @@ class Assembly(Source):
             record = united(known, record)
             self._conversations = None
             self._read.pop(key, None)
-            for kind in (self._exchanges, self._in_time, self._evaluations, self._parts):
-                kind.pop(key, None)
+            for place in (self._exchanges, self._in_time, self._evaluations, self._parts):
+                place.pop(key, None)
             self._rollouts.pop(key, None)
         self.spans[key] = record
-        # Copies may say that it is several kinds of span: the rollout's own decides most.
-        if sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+        kind = record.kind
+        if kind == "rollout":
             self._rollouts[key] = record
-        elif sc.EXCHANGE_VERSION in record.attributes:
+        elif kind == "exchange":
             # What others refer to may be in a part in which the copies differ: digests decide.
             self._reader.add(copy)
             if known is not None:
@@ -114,11 +114,11 @@ class Assembly(Source):
                 if not is_late(record):
                     self._in_time[key] = record
                     self._unlinked.append(key)
-        elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
+        elif kind == "reward":
             self._evaluations[key] = record
-        elif sc.ROLLOUT_PART in record.attributes:
+        elif kind == "part":
             self._parts[key] = record
-        if known is not None or sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+        if known is not None or kind == "rollout":
             self._rollout = own_of(self._rollouts.values())
 
     def add_later(self, records: Iterable[SpanRecord]) -> None:
@@ -437,7 +437,7 @@ def _start(record: SpanRecord) -> tuple[int, int, str, str]:
 
 def _damage(record: SpanRecord, why: str) -> str:
     """A warning about a span; that about a call names it."""
-    is_call = sc.EXCHANGE_VERSION in record.attributes
+    is_call = record.kind == "exchange"
     return sentences.DAMAGED(span=record.span_id, damage=why) if is_call else why
 
 

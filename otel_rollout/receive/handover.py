@@ -198,7 +198,8 @@ class HandOver:
             if unit.is_rewards:
                 self.counts["rewards_alone"] += len(head.rewards)
                 text = "rollout %s: a reward came, and nothing else of it: %.200s"
-                logger.warning(text, head.rollout, ", ".join(head.rewards))
+                rewards = ", ".join(each or "damaged" for each in head.rewards)
+                logger.warning(text, head.rollout, rewards)
                 continue
             self.counts["extra" if unit.is_extra else _kind(head)] += 1
             if unit.is_extra:

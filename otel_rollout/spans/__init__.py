@@ -19,6 +19,7 @@ from otel_rollout.spans.reader import DIFFERS as DIFFERS
 from otel_rollout.spans.reader import WAS_CUT as WAS_CUT
 from otel_rollout.spans.reader import ExchangeReader as ExchangeReader
 from otel_rollout.spans.reader import absent as absent
+from otel_rollout.spans.record import KINDS as KINDS
 from otel_rollout.spans.record import AttributeValue as AttributeValue
 from otel_rollout.spans.record import SpanEvent as SpanEvent
 from otel_rollout.spans.record import SpanKey as SpanKey

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from types import NoneType
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
@@ -34,6 +34,18 @@ SpanKey = tuple[str, str]
 """Trace id and span id: what names a span. Span ids alone are anybody's."""
 
 AttributeValue = str | bool | int | float | Sequence[str | bool | int | float] | bytes | None
+
+Kind = Literal["rollout", "exchange", "reward", "part", "start"]
+"""What a span is of a rollout: its own, a call, a reward that came later, what another process has
+of it, or the note that it started."""
+KINDS: dict[str, Kind] = {
+    sc.ROLLOUT_SCHEMA_VERSION: "rollout",
+    sc.EXCHANGE_VERSION: "exchange",
+    sc.REWARD: "reward",
+    sc.ROLLOUT_PART: "part",
+    sc.ROLLOUT_STARTED: "start",
+}
+"""What says so: each kind's attribute. Anybody may send a span with several: the first decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,14 @@ class SpanRecord:
     def disputed(self) -> list[str]:
         """Names of attributes in which copies of the span differ."""
         return [name for name in self.cut if name in self.attributes]
+
+    @property
+    def kind(self) -> Kind | None:
+        """What it is of a rollout; None: for people only, or that was cut."""
+        for attribute, kind in KINDS.items():
+            if attribute in self.attributes or (kind == "reward" and attribute in self.cut):
+                return kind
+        return None
 
     def text(self, key: str) -> str | None:
         """The attribute if it is a string, else None."""
@@ -143,7 +163,7 @@ def transportable(value: AttributeValue) -> AttributeValue:
     return value
 
 
-_KINDS = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
+_SEALED = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
 """One of these is on each span that has lengths."""
 _is_rollout_id = re.compile(r"[0-9a-f]{32}").fullmatch
 """A rollout's id as this library makes it; needed where no length shows whether one is whole."""
@@ -155,7 +175,7 @@ def _checked(record: SpanRecord) -> SpanRecord:
     if record is before and record.cut:
         return record  # it was checked before
     there = record.attributes
-    if sc.LENGTHS not in there and not any(kind in there for kind in _KINDS):
+    if sc.LENGTHS not in there and not any(kind in there for kind in _SEALED):
         return record
     if record.end_time_ns is None:
         wrong = set() if _is_rollout_id(record.text(sc.ROLLOUT_ID) or "") else {sc.ROLLOUT_ID}
@@ -199,7 +219,7 @@ def _of_other_lengths(record: SpanRecord) -> tuple[SpanRecord, set[str]]:
         lengths = numbers_of(there.get(sc.LENGTHS))
     except ValueError:
         # The seal itself: nothing remains but what the span is, and an id that shows no cut.
-        whole = {*_KINDS[:-1]}
+        whole = {*_SEALED[:-1]}
         if _is_rollout_id(record.text(sc.ROLLOUT_ID) or ""):
             whole.add(sc.ROLLOUT_ID)
         return record, (there.keys() | {sc.LENGTHS}) - whole

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.evidence import Evidence, rollout_of
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans import KINDS, SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.sentences import sentence_of
@@ -113,6 +113,29 @@ def test_copies():
     assert evidence.missing() == ("copies of its span 0000000000000001 differ",)
     head = evidence.head(evidence.missing())
     assert (head.copies, head.damaged, head.is_whole) == (1, 2, False)
+
+
+@given(st.permutations([*KINDS]), st.integers(1, len(KINDS)))
+def test_a_span_of_several_kinds_is_the_first_of_them(attributes: list[str], count: int):
+    """Anybody may send one: a rollout's own span with a reward's attribute is no reward."""
+    record = span_of_kinds(attributes[:count])
+    kind = next(kind for attribute, kind in KINDS.items() if attribute in record.attributes)
+    assert record.kind == kind
+    evidence = Evidence("r" * 32)
+    evidence.add(record)
+    came = {"reward": "rewards", "start": "start"}.get(kind, "contents")
+    assert (evidence.came, evidence.has_ended) == (came, kind == "rollout")
+    assert len(evidence.rewards) == (kind == "reward")
+    head = evidence.head(())
+    assert (head.calls, len(head.rewards)) == (kind == "exchange", kind == "reward")
+
+
+def span_of_kinds(attributes: list[str]) -> SpanRecord:
+    every = {sc.ROLLOUT_ID: "r" * 32} | {
+        name: {sc.REWARD: "{}", sc.ROLLOUT_STARTED: "r" * 32, sc.ROLLOUT_PART: True}.get(name, 1)
+        for name in attributes
+    }
+    return as_record(SpanRecord("s", "1" * 32, "a" * 16, None, 5, 6, with_lengths(every)))
 
 
 def test_content_is_not_kept():

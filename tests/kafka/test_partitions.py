@@ -93,6 +93,15 @@ def judged(rollout: str, **names: str) -> Span:
     return id_, with_lengths(found | {getattr(sc, name): text for name, text in names.items()})
 
 
+def test_a_span_that_is_a_reward_and_more_is_no_reward():
+    """Anybody may write one: calls, and a rollout's own span, are read as such."""
+    played = Played()
+    played.sends(*spans_of(A, REWARD="{}"))
+    assert played.keys == []
+    assert played.passes(2.0) == [A]
+    assert played.rewards[A] == []
+
+
 def test_a_reward_is_with_its_trajectory_or_goes_after_it():
     """Of an open rollout it is a span as the others; of one that waits it goes along."""
     played, outer = Played(), spans_of(B, ROLLOUT_NESTED_COUNT=1, ROLLOUT_GROUP_ID="g")

@@ -131,6 +131,15 @@ def test_a_reward_does_not_end_a_rollout(tmp_path: Path, capsys: pytest.CaptureF
     assert [each["rollout"] for each in report["late"]] == [A]
 
 
+def test_a_damaged_reward_alone_is_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """It tells of no rollout that began here, and is not passed over."""
+    id_, attributes = reward_of(A)
+    damaged = id_, {**attributes, sc.REWARD: attributes[sc.REWARD][:-1]}
+    status, report = audit(capsys, of_spans(tmp_path / "spans", [damaged]))
+    assert (status, report["announced"]) == (0, 0)
+    assert report["late"] == [{"rollout": A, "group": None, "reward": None}]
+
+
 def test_what_is_there_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A trajectory of a file."""
     out = of_trajectories(tmp_path / "out.jsonl", spans_of(A))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_rollout import semconv as sc
@@ -73,9 +73,12 @@ def message(spans: list[Any]) -> bytes:
 
 
 @given(st.lists(SPANS, min_size=1, max_size=5))
+@example([made(1, {sc.REWARD: "{}"}, sc.ROLLOUT_SCHEMA_VERSION, "a")])
+@example([made(1, {sc.REWARD: "{}"}, sc.REWARD, "a")])
+@example([made(1, {}, sc.REWARD, "a")])  # damaged: it is no text
 @settings(max_examples=60)
 def test_any_spans_are_judged_and_kept(spans: list[Any]):
-    """And their heads can be written."""
+    """Each rollout's head is, or each reward, where only rewards came: and these can be written."""
     records, _ = parsed(message(spans), True)
     rollouts = OpenRollouts[int](rollout_seconds=1, group_seconds=1)
     for place, record in enumerate(records):
@@ -85,9 +88,14 @@ def test_any_spans_are_judged_and_kept(spans: list[Any]):
         heads = HeadFile(Path(name))
         heads.begin([(unit, False) for unit in units], 0)
         span_ids = {h.rollout: [*rollouts.span_ids(h.rollout)] for u in units for h in u.heads}
-        heads.done(units, span_ids, [])
-        assert [h.rollout for h in heads.heads()] == [h.rollout for u in units for h in u.heads]
-        assert all(heads.has_rollout(h.rollout) for u in units for h in u.heads)
+        alone = [h.rollout for u in units if u.is_rewards for h in u.heads]
+        rewards = [reward for each in alone for reward in rollouts.rewards_of(each)]
+        heads.done(units, span_ids, rewards)
+        kept = [h.rollout for u in units if not u.is_rewards for h in u.heads]
+        assert [h.rollout for h in heads.heads()] == kept
+        assert all(heads.has_rollout(each) for each in kept)
+        assert {late.rollout for late in heads.late_spans()} == {*alone}
+        assert {record.text(sc.ROLLOUT_ID) for record in records} - {None} <= {*kept, *alone}
         heads.close()
     for unit in units:
         rollouts.done(unit)

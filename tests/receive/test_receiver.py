@@ -217,19 +217,25 @@ def test_a_reward_that_comes_before_the_hand_over(receiver_of: Receive, tmp_path
     assert [each.reward for each in found] == [0.5, None]
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_reward_for_a_rollout_that_nobody_knows(
-    receiver_of: Receive, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    receiver_of: Receive, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_damaged: bool
 ):
     """It is kept, and no trajectory; its rollout may still come, and is handed over then."""
     receiver = receiver_of(rollout_seconds=0.1)
     reward = reward_of(A)
+    if is_damaged:
+        reward = reward[0], {**reward[1], sc.REWARD: reward[1][sc.REWARD][:-1]}
     assert post(receiver.url, request([reward]))[0] == 200
     until(lambda: receiver.counts()["open_rollouts"] == 0)
     heads = HeadFile(tmp_path / "journal", reads=True)
     [late] = heads.late_spans()
-    assert (late.rollout, late.span, late.reward) == (A, reward[0], reward[1][sc.REWARD])
+    row = None if is_damaged else reward[1][sc.REWARD]
+    assert (late.rollout, late.span, late.reward) == (A, reward[0], row)
     assert ([*heads.heads()], [*heads.units()]) == ([], [])
-    assert f"rollout {A}: a reward came, and nothing else of it: " in caplog.text
+    said = f"rollout {A}: a reward came, and nothing else of it: {row or 'damaged'}"
+    until(lambda: said in caplog.text)
+    assert receiver.counts()["handed_over_rewards_alone"] == 1
     assert ids(tmp_path / "out.jsonl") == []
     assert post(receiver.url, request([*spans_of(A), reward]))[0] == 200
     until(lambda: ids(tmp_path / "out.jsonl") == [A])
