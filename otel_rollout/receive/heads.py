@@ -33,7 +33,12 @@ _BEGIN = """
 INSERT INTO units VALUES (?, ?, ?, ?, 1, ?, 0)
 ON CONFLICT DO UPDATE SET times = times + ?, size = excluded.size, whole = excluded.whole
 """
-_LATE = "INSERT OR IGNORE INTO late VALUES (?, ?, ?)"
+_LATE = """
+INSERT INTO late VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET reward = excluded.reward
+WHERE reward IS NULL AND excluded.reward IS NOT NULL
+"""
+"""Of copies of a reward one that is not damaged is kept."""
 _ID = 8
 """Bytes of a span's id."""
 _to_json = msgspec.json.Encoder().encode

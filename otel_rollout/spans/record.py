@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
     sc.ROLLOUT_PART: "part",
     sc.ROLLOUT_STARTED: "start",
 }
-"""What says so: each kind's attribute. Anybody may send a span with several: the first decides."""
+"""The attribute that says so. Anybody may send a span with several: the first here decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ class SpanRecord:
     def kind(self) -> Kind | None:
         """What it is of a rollout; None: for people only, or that was cut."""
         for attribute, kind in KINDS.items():
+            # A reward's is its text, which may be truncated.
             if attribute in self.attributes or (kind == "reward" and attribute in self.cut):
                 return kind
         return None
@@ -163,7 +164,7 @@ def transportable(value: AttributeValue) -> AttributeValue:
     return value
 
 
-_SEALED = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
+_SEALED = tuple(name for name in KINDS if name != sc.ROLLOUT_STARTED)
 """One of these is on each span that has lengths."""
 _is_rollout_id = re.compile(r"[0-9a-f]{32}").fullmatch
 """A rollout's id as this library makes it; needed where no length shows whether one is whole."""
@@ -219,7 +220,7 @@ def _of_other_lengths(record: SpanRecord) -> tuple[SpanRecord, set[str]]:
         lengths = numbers_of(there.get(sc.LENGTHS))
     except ValueError:
         # The seal itself: nothing remains but what the span is, and an id that shows no cut.
-        whole = {*_SEALED[:-1]}
+        whole = {*_SEALED} - {sc.REWARD}
         if _is_rollout_id(record.text(sc.ROLLOUT_ID) or ""):
             whole.add(sc.ROLLOUT_ID)
         return record, (there.keys() | {sc.LENGTHS}) - whole

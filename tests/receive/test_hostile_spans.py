@@ -78,7 +78,7 @@ def message(spans: list[Any]) -> bytes:
 @example([made(1, {}, sc.REWARD, "a")])  # damaged: it is no text
 @settings(max_examples=60)
 def test_any_spans_are_judged_and_kept(spans: list[Any]):
-    """Each rollout's head is, or each reward, where only rewards came: and these can be written."""
+    """A head is kept of each rollout; where only rewards came, these are."""
     records, _ = parsed(message(spans), True)
     rollouts = OpenRollouts[int](rollout_seconds=1, group_seconds=1)
     for place, record in enumerate(records):

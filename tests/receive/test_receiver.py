@@ -236,6 +236,9 @@ def test_a_reward_for_a_rollout_that_nobody_knows(
     said = f"rollout {A}: a reward came, and nothing else of it: {row or 'damaged'}"
     until(lambda: said in caplog.text)
     assert receiver.counts()["handed_over_rewards_alone"] == 1
+    if is_damaged:
+        assert post(receiver.url, request([reward_of(A)]))[0] == 200
+        until(lambda: [*heads.late_spans()] == [late._replace(reward=reward_of(A)[1][sc.REWARD])])
     assert ids(tmp_path / "out.jsonl") == []
     assert post(receiver.url, request([*spans_of(A), reward]))[0] == 200
     until(lambda: ids(tmp_path / "out.jsonl") == [A])
