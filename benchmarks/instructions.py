@@ -21,7 +21,9 @@ asked for its token sequences (`tokens`), for the messages of its histories (`me
 counted. What arrived is read again and compared with what was played.
 
 `--check` counts the cheapest columns and the empty rollout, and fails if one is more than 3 %
-above its budget; `--write` makes the figures the budget. It holds for the Python version it names.
+above its budget, also when it is counted again: into how many reads a reply falls, and how often
+threads take turns, is a matter of time, and moves a figure by as much. `--write` makes the figures
+the budget. It holds for the Python version it names.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ CHECKED = [
     *("file 1", "messages 1"),
 ]
 MARGIN = 1.03
+TRIES = 3
 BUDGET = Path(__file__).with_suffix(".json")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -387,13 +390,16 @@ def report(names: list[str], figures: dict[str, int]) -> None:
 
 
 def too_dear(names: list[str], figures: dict[str, int], budget: dict[str, int]) -> list[str]:
-    """A line for each figure that is above its budget."""
-    return [
-        f"{name}: {added(name, figures):,} thousand instructions, the budget is {limit:,}"
+    """The figures that are above their budget; each is printed."""
+    dear = [
+        name
         for name in names
-        if not name.startswith("bare")
-        and added(name, figures) > (limit := added(name, budget)) * MARGIN
+        if not name.startswith("bare") and added(name, figures) > added(name, budget) * MARGIN
     ]
+    for name in dear:
+        got, limit = added(name, figures), added(name, budget)
+        print(f"{name}: {got:,} thousand instructions, the budget is {limit:,}")
+    return dear
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
@@ -441,8 +447,13 @@ def main() -> None:
         BUDGET.write_text(json.dumps({"python": VERSION, "figures": figures}, indent=1) + "\n")
     elif options.check and kept["python"] != VERSION:
         print(f"The budget is one for Python {kept['python']}: not compared.")
-    elif options.check and (lines := too_dear(names, figures, budget)):
-        sys.exit("\n".join(lines))
+    elif options.check:
+        for _ in range(TRIES - 1):
+            if not (names := too_dear(names, figures, budget)):
+                return
+            figures |= thousands(chosen(options))
+        if names := too_dear(names, figures, budget):
+            sys.exit(f"above the budget each time: {', '.join(names)}")
 
 
 if __name__ == "__main__":
