@@ -23,7 +23,7 @@ from otel_rollout.view.tokens import Vocabulary
 _REFUSED = "Failed to load resource"
 """What the browser says of each answer with an error; tests of wrong questions expect them."""
 
-_PATIENCE = 20
+_PATIENCE = 60
 """Seconds until a test fails: the machine may be slow."""
 
 
