@@ -97,7 +97,7 @@ class SpanRecord:
     def kind(self) -> Kind | None:
         """What it is of a rollout; None: for people only, or that was cut."""
         for attribute, kind in KINDS.items():
-            # A reward's is its text, which may be truncated.
+            # A reward's attribute has the reward itself, which a backend may truncate.
             if attribute in self.attributes or (kind == "reward" and attribute in self.cut):
                 return kind
         return None
