@@ -158,17 +158,17 @@ def redacted(asked: Asked, body: bytes, *, is_events: bool, is_known: bool) -> b
     """The reply to record where something of it, or of its request, is redacted; else None.
 
     A stream is redacted as the reply that it merges to: what is redacted may be split over its
-    chunks. One that merges to none is not recorded. What is redacted in a text must not be told
-    by its tokens. is_known: True if something of the request was redacted.
+    chunks. One that merges to none, or contradicts itself, is not recorded. What is redacted in a
+    text must not be told by its tokens. is_known: True if something of the request was redacted.
     """
-    whole = body
-    if is_events:
-        merged = asked.merged(body).body
-        if merged is None:
-            return b""
-        whole = dumps(merged).encode()
+    merged = asked.merged(body) if is_events else None
+    if merged is not None and merged.body is None:
+        return b""
+    whole = body if merged is None else dumps(merged.body).encode()
     rest, changed = process_state.content.body(whole)
-    return without_tokens(rest) if changed or is_known else None
+    if not changed and not is_known:
+        return None
+    return b"" if merged is not None and merged.contradictions else without_tokens(rest)
 
 
 def may_be_error(body: bytes) -> bool:
@@ -200,6 +200,8 @@ def _status_and_error(
     """The status and the error of a reply. reported: the error that the server sent in it."""
     if reported is not None:
         return "error", error or ErrorResponse(error_text(reported))
+    if isinstance(error, Exception):  # the agent got it, and perhaps nothing else
+        return "error", error
     if complete:
         return "complete", None
     if error is not None:

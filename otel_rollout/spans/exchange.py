@@ -18,6 +18,7 @@ from otel_rollout.wire import (
     Bounded,
     Json,
     JsonText,
+    Merged,
     MessagePath,
     ModelApi,
     api_of,
@@ -241,6 +242,7 @@ class Exchange:
     _reply: Json = field(default=None, init=False)
     _is_read: bool = field(default=False, init=False)
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
+    _contradictions: Sequence[str] = field(default=(), init=False)
 
     @property
     def params(self) -> dict[str, Json]:
@@ -266,6 +268,11 @@ class Exchange:
                 self._reply = None
             self._is_read = True
         return self._reply
+
+    @property
+    def contradictions(self) -> Sequence[str]:
+        """What in its stream contradicts itself, as sentences; the reply may not be the sampled."""
+        return self._contradictions if self.events is None or self.reply is not None else ()
 
     @property
     def reply_id(self) -> str | None:
@@ -373,14 +380,15 @@ class Exchange:
     def text(self) -> tuple[str | None, bool]:
         """The response as text, a stream in unstreamed shape; and whether it is strict JSON.
 
-        None where nothing came, or events of an unknown shape.
+        None where nothing came, or events of an unknown shape or that contradict each other.
         """
         text, is_strict = self.body_text, False
         if self.events is not None:
-            found = merge(events_of(self.events), path=self.path)
+            found = self._merged(events_of(self.events))
             body, is_strict = found.body, found.is_strict
             try:
-                text = None if body is None else (dumps_strict if is_strict else dumps)(body)
+                is_told = body is None or found.contradictions
+                text = None if is_told else (dumps_strict if is_strict else dumps)(body)
             except (ValueError, RecursionError):
                 text = None
         if text is not None:
@@ -412,11 +420,16 @@ class Exchange:
         if self.events is None:
             text = self._text()
             return read(text if change is None else change(text))
-        events = events_of(self.events) if change is None else change(self._text())
-        merged = merge(events, path=self.path)
+        merged = self._merged(events_of(self.events) if change is None else change(self._text()))
+        self._contradictions = merged.contradictions
         if merged.body is None:
             raise ValueError("events of an unknown shape")
         return merged.body
+
+    def _merged(self, events: str | Sequence[str]) -> Merged:
+        api = api_of(self.path)
+        choices = 1 if api is None else api.choices_asked(self.params)
+        return merge(events, choices, self.path)
 
 
 _read_added: Bounded[dict[str, list[Json]]] = Bounded(dict[str, list[Json]])

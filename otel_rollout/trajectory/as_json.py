@@ -57,7 +57,8 @@ _MARKS = ("session", "refused", "policy_model", "last_policy_version", "side_cal
 """Fields of an exchange that few have: they are written where they are set."""
 _OTHERWISE = (
     *("source", "lost", "prompt", "members", "body", "events", "prompts", "supplied"),
-    *("_reply", "_is_read", "tokens_first", "added", "form", "retried", "has_blobs", *_MARKS),
+    *("_reply", "_is_read", "_contradictions", "tokens_first", "added", "form", "retried"),
+    *("has_blobs", *_MARKS),
 )
 _EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _OTHERWISE]
 """Fields of an exchange that are written as they are."""
@@ -191,7 +192,7 @@ def _exchange(
     if asked:
         written["supplied"] = [asked.held, tokens.number(asked.prompt)]
     text, is_json = exchange.text()
-    if text is None:  # none came, or events of an unknown shape, though each may be JSON
+    if text is None:  # none came, or events that are no one reply, though each may be JSON
         written |= {"response_events": exchange.events} if exchange.events is not None else {}
     if text is None or not is_json or text.strip() == "null":
         yield dumps_strict({**written, "response": None, "response_text": text})

@@ -92,6 +92,14 @@ class Completion:
         return None if self.judge is None else self.judge(self)
 
     @property
+    def contradictions(self) -> list[str]:
+        """What in its stream contradicts itself, as sentences; it does not train then. [] for most.
+
+        Such as a model or a name that changes, or tool calls whose pieces cannot be told apart.
+        """
+        return list(self.exchange.contradictions)
+
+    @property
     def session(self) -> str | None:
         """The session that its client names in a header of the request; None where it names none.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from otel_rollout.trajectory.sentences import DAMAGED, UNKNOWN, Kind, sentence_of
+from otel_rollout.trajectory.sentences import CONTRADICTED, DAMAGED, UNKNOWN, Kind, sentence_of
 from otel_rollout.trajectory.tokens import Cause, Dropped
 
 
@@ -33,6 +33,7 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
         "client's timeouts. Read streams to their ends.",
     ),
     "damaged": ("damaged", DAMAGED.advice),
+    "contradicted": ("inexact", CONTRADICTED.advice),
     "side_call": (
         "side_call",
         'Nothing has to be done: it is not the agent\'s task. on_side_call="keep" trains it.',

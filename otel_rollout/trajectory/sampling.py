@@ -62,6 +62,7 @@ def _completions_of(
             error = error or _missing_response(exchange) or _nothing_sampled(exchange)
         sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
     id_ = exchange.reply_id or f"span-{exchange.span_id}"
+    flaws = exchange.damage or exchange.contradictions
     found: list[Completion] = []
     for one in sampled:
         ended, wrong = status, error
@@ -73,7 +74,7 @@ def _completions_of(
                 choice_index=one.index,
                 status=ended,
                 error=wrong,
-                is_whole=trainable and ended == "complete" and not exchange.damage,
+                is_whole=trainable and ended == "complete" and not flaws,
                 items=one.items,
                 prompt=one.prompt,
                 path=extend_with(one.prompt, one.items),
@@ -98,9 +99,13 @@ def _wrong_with(
     sampled: Sampled, exchange: Exchange, api: ModelApi
 ) -> tuple[str, dict[str, str]] | None:
     """Status and error of a choice of a call that is complete; None: nothing went wrong."""
+    reason = api.finish_reason(sampled.choice)
     if api.is_aborted(sampled.choice):
-        reason = api.finish_reason(sampled.choice)
         return "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
+    if api.is_failed(sampled.choice):
+        error = sampled.choice.get("error")
+        message = error_text(error) if error else f"finish reason {reason!r}"
+        return "error", {"type": "ErrorResponse", "message": message}
     return None if sampled.items else ("error", _nothing_sampled(exchange))
 
 

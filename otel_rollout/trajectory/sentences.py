@@ -324,6 +324,12 @@ NO_ID = Sentence(
     "uncertain",
     "Nothing has to be done: the id is made of the span's. A proxy may have taken the server's.",
 )
+CONTRADICTED = Sentence(
+    "the stream on span {span} contradicts itself, and does not train: {what}",
+    "inexact",
+    "Update the model server or the proxy that sent this stream, or ask it without stream; "
+    "completion.response has what its pieces were put together to.",
+)
 NO_NUMBERS = Sentence(
     "completion {id}: {count} log-probabilities are not numbers, or stand for one that is not "
     "known; they are None",

@@ -212,6 +212,7 @@ Cause = Literal[
     "not_trainable",
     "call_failed",
     "damaged",
+    "contradicted",
     "side_call",
     "not_asked_for",
     "nothing_sampled",
@@ -364,15 +365,19 @@ def _admit(
     completion: Completion, *, keep_aborted: bool, keep_side_calls: bool
 ) -> _Call | NotExact:
     """The call of a completion that can train, or the reason why it cannot."""
-    kept = keep_aborted and completion.aborted and not completion.exchange.damage
+    exchange = completion.exchange
+    is_flawed = bool(exchange.damage or exchange.contradictions)
+    kept = keep_aborted and completion.aborted and not is_flawed
     if not completion.is_whole and not kept:
         error = completion.error or {}
         because = f": {error['type']}: {error['message']}" if error else ""
         if completion.status != "complete":
-            cause: Cause = "damaged" if completion.exchange.damage else "call_failed"
+            cause: Cause = "damaged" if exchange.damage else "call_failed"
             return NotExact(cause, f"its call ended as {completion.status!r}{because}")
-        if completion.exchange.damage:
-            return NotExact("damaged", f"its span is damaged: {completion.exchange.damage[0]}")
+        if exchange.damage:
+            return NotExact("damaged", f"its span is damaged: {exchange.damage[0]}")
+        if wrong := completion.contradictions:
+            return NotExact("contradicted", f"its stream contradicts itself: {wrong[0]}")
         return NotExact("not_trainable", "its rollout is not trainable")
     if (why := completion.side_call) is not None and not keep_side_calls:
         return NotExact("side_call", f"it is a side call: {why}")

@@ -60,6 +60,8 @@ def _damage_of(exchanges: Sequence[Exchange]) -> Iterator[str]:
     for e in exchanges:
         for damage in e.damage:
             yield sentences.DAMAGED(span=e.span_id, damage=damage)
+        for what in e.contradictions:
+            yield sentences.CONTRADICTED(span=e.span_id, what=what)
         for blob in e.missing_blobs():
             yield sentences.NO_BLOB(span=e.span_id, blob=blob)
     for e in exchanges:

@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_rollout.wire.api import ModelApi
 from otel_rollout.wire.json import Chunk, Json, Params, Reply, member_of
-from otel_rollout.wire.merging import add_text, finish, finished_json, merge_members
+from otel_rollout.wire.merging import Elements, Merging, finish, finished_json
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import Media, Members, Part, Text, ToolCall, ToolResult
 
@@ -88,24 +88,26 @@ class Messages(ModelApi):
     def ends(self, chunk: Chunk) -> bool:
         # Some clients read no further than the stop reason.
         if chunk.get("type") == "message_delta":
-            return member_of(chunk, "delta", "stop_reason") is not None
+            return bool(text_of(member_of(chunk, "delta", "stop_reason")))
         return chunk.get("type") == "message_stop"
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         message: dict[str, Any] = {}
-        blocks: dict[int, dict[str, Any]] = {}
+        blocks = Elements()
         for chunk in chunks:
             kind = chunk.get("type")
             if kind == "message_start":
-                message = chunk["message"]
+                message = message or chunk["message"]
+                merging.same("id", chunk["message"].get("id"))
+                merging.same("model", chunk["message"].get("model"))
             elif kind == "content_block_start":
-                blocks[chunk["index"]] = chunk["content_block"]
+                blocks.open(chunk.get("index")).update(chunk["content_block"])
             elif kind == "content_block_delta":
-                _merge_delta(blocks.setdefault(chunk["index"], {}), chunk["delta"])
+                _merge_delta(blocks, chunk, merging)
             elif kind == "message_delta":
-                _merge_message_delta(message, chunk)
-        if blocks:
-            message["content"] = [_finished(blocks[index]) for index in sorted(blocks)]
+                _merge_message_delta(message, chunk, merging)
+        if len(blocks):
+            message["content"] = [_finished(block) for block in blocks.in_order()]
         return message
 
     def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
@@ -115,19 +117,37 @@ class Messages(ModelApi):
         return ({"role": reply.get("role") or "assistant", "content": content},)
 
 
-def _merge_message_delta(message: dict[str, Any], chunk: Chunk) -> None:
+def _merge_message_delta(message: dict[str, Any], chunk: Chunk, merging: Merging) -> None:
     members = {key: value for key, value in chunk.items() if key not in ("type", "delta")}
     if isinstance(usage := members.get("usage"), dict):
         members["usage"] = dict(message.get("usage") or {})
-        merge_members(members["usage"], usage)
-    merge_members(message, members)
-    merge_members(message, chunk.get("delta") or {})
+        merging.members(members["usage"], usage)
+    merging.members(message, members)
+    merging.members(message, chunk.get("delta") or {})
 
 
-def _merge_delta(block: dict[str, Any], delta: dict[str, Json]) -> None:
+_TYPES = {
+    "text": "text",
+    **dict.fromkeys(("thinking", "signature"), "thinking"),
+    "partial_json": "tool_use",
+}
+"""The type of the block that a delta is of, by the member that grows."""
+
+
+def _merge_delta(blocks: Elements, chunk: Chunk, merging: Merging) -> None:
+    delta: dict[str, Json] = chunk["delta"]
+    block = blocks.find(chunk.get("index"))
+    kind = next((_TYPES[name] for name in delta if name in _TYPES), None)
+    if block is None:
+        block = blocks.open(chunk.get("index"))
+        block["type"] = kind
+        if kind not in ("text", "thinking"):
+            merging.contradicts("a piece is of a content block that nothing began")
+    elif kind is not None and block.get("type") in {"text", "thinking"} - {kind}:
+        merging.contradicts(f"a piece of type {kind!r} is in a block of type {block['type']!r}")
     for key, value in delta.items():
         if key in ("text", "thinking", "partial_json"):
-            add_text(block, key, value)
+            merging.text(block, key, value)
         elif key == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]
         elif key != "type" and value is not None:

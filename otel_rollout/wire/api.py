@@ -29,6 +29,7 @@ from otel_rollout.wire.json import (
     Reply,
     loads_bounded,
 )
+from otel_rollout.wire.merging import Merging
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.params import sampling_params
 from otel_rollout.wire.servers import usage
@@ -53,6 +54,8 @@ _WHOLE = (
     *("tool_call", "tool_calls", "tool_use", "function_call"),
 )
 """Finish reasons of replies that the model ended itself, or a stop string did."""
+_FAILED = ("error", "failed")
+"""Finish reasons of replies that an error of the server ended."""
 _ABORTED = ("abort", "aborted")
 """Finish reasons of replies that the server gave up, as it does around an update of the weights."""
 
@@ -239,18 +242,20 @@ class ModelApi:
         """True if this event shows that a stream is one of this API."""
         return False
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         """The reply that the server would have sent unstreamed; it may change the chunks.
 
+        merging: puts pieces together, and takes what contradicts each other in them.
         It may raise AttributeError, KeyError, TypeError and ValueError for chunks that only
         seemed to be of this API.
         """
         raise TypeError(f"{type(self).__name__} has no streams")
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        """True if the server said all it had to say of `choices` choices.
+    def is_whole(self, events: Events, body: Json, merging: Merging) -> bool | None:
+        """True if the server said all it had to say of the choices that were asked for.
 
-        `body` is the merged reply; None if it could not be merged.
+        None: only the end of the connection shows it. `body` is the merged reply, None if it could
+        not be merged; `merging` is what it was merged with.
         """
         return events.error is None and (events.done or any(map(self.ends, events.chunks)))
 
@@ -314,6 +319,10 @@ class ModelApi:
     def is_aborted(self, choice: Choice) -> bool:
         """True if the server gave the reply up while the model was sampling it."""
         return str(self.finish_reason(choice)).lower() in _ABORTED
+
+    def is_failed(self, choice: Choice) -> bool:
+        """True if an error of the server ended it, as its choice reports."""
+        return bool(choice.get("error")) or _normalised(self.finish_reason(choice)) in _FAILED
 
     def read(self, text: str, *, tokens: bool = False) -> Json:
         """What the text of a reply says. ValueError where it is no JSON, or nested too deep.

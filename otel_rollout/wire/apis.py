@@ -14,6 +14,7 @@ from otel_rollout.wire.cohere import CohereChat
 from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.gemini import GenerateContent
 from otel_rollout.wire.json import Json, Message, Params, member_of
+from otel_rollout.wire.merging import Merging
 from otel_rollout.wire.message import add_shapes
 from otel_rollout.wire.ollama import Ollama
 from otel_rollout.wire.responses import Responses
@@ -44,14 +45,16 @@ class Merged:
     body: Json
     """The reply in unstreamed shape; None where no API recognises the events."""
     complete: bool | None
-    """True if the reply came to its end, not merely that reading ended. None: unknown,
-    since the path is one where a stream may have a shape that is not read."""
+    """True if the reply came to its end, not merely that reading ended. None: unknown, since only
+    the end of the connection shows it, or a stream may have a shape that is not read."""
     error: Json
     """The error that the server reported inside the stream, or None."""
     malformed: bool = False
     """True if an event that came as a whole is no JSON: clients give up on such a stream."""
     is_strict: bool = False
     """True if its events are strict JSON, so that its body is: it has no NaN."""
+    contradictions: Sequence[str] = ()
+    """What in the stream contradicts itself, so that the body may not be what was sampled."""
 
 
 def api_of(path: str) -> ModelApi | None:
@@ -159,6 +162,8 @@ def retrieval_of(path: str) -> tuple[ModelApi, str] | None:
 def merge(events: str | Sequence[str], choices: int = 1, path: str = "") -> Merged:
     """Merge the server-sent events of one response to a request for `choices` choices.
 
+    What contradicts itself in them is merged as far as it can be, and named.
+
     events: their text, or each without the empty line after it. The API at `path` is asked first
     whether it recognises them, then all.
     """
@@ -173,12 +178,13 @@ def merge(events: str | Sequence[str], choices: int = 1, path: str = "") -> Merg
     if api is None:
         varies = error is None and asked[0].shapes_vary
         return Merged(None, None if varies else done and error is None, error)
-    parsed = Events(chunks, done, error)
+    parsed, merging = Events(chunks, done, error), Merging(choices)
     try:
-        body = api.merge(chunks)
+        body = api.merge(chunks, merging)
     except (AttributeError, KeyError, TypeError, ValueError):  # of another shape than it seemed
         body = None
-    return Merged(body, api.is_whole(parsed, body, choices), error, is_strict=is_strict)
+    is_whole = api.is_whole(parsed, body, merging)
+    return Merged(body, is_whole, error, False, is_strict, merging.contradictions)
 
 
 def _error_of(chunk: dict[str, Json]) -> Json:

@@ -16,7 +16,7 @@ from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps, member_of
-from otel_rollout.wire.merging import finish, finished_json, merge_field
+from otel_rollout.wire.merging import Element, Elements, Merging, finish, finished_json
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import Media, Members, Other, Part, Text, ToolCall, ToolResult
 
@@ -84,19 +84,24 @@ class Converse(ModelApi):
     def ends(self, chunk: Chunk) -> bool:
         return "messageStop" in chunk
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         body: dict[str, Any] = {}
         message: dict[str, Any] = {}
-        blocks: dict[int, dict[str, Any]] = {}
+        blocks = Elements()
         for kind, event in (member for chunk in chunks for member in chunk.items()):
             if kind == "messageStart":
                 message["role"] = event["role"]
             elif kind in ("contentBlockStart", "contentBlockDelta"):
-                block = blocks.setdefault(event["contentBlockIndex"], {})
-                _merge_block(block, event.get("start") or event.get("delta") or {})
+                piece, index = event.get("start") or event.get("delta") or {}, _index(event)
+                block = None if kind == "contentBlockStart" else blocks.find(index)
+                if block is None or (index is None and block.keys().isdisjoint(piece)):
+                    block = blocks.open(index)
+                _merge_block(block, piece, merging)
             elif kind in ("messageStop", "metadata"):
                 body |= {name: value for name, value in event.items() if name != "p"}
-        message["content"] = [_finished(blocks[index]) for index in sorted(blocks)]
+        merging.check_calls(block for block in blocks.in_order() if "toolUse" in block)
+        merging.check_repeats()
+        message["content"] = [_finished(block) for block in blocks.in_order()]
         return {**body, "output": {"message": message}}
 
     def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
@@ -120,15 +125,19 @@ class Converse(ModelApi):
         return str(spec.get("name")) if isinstance(spec, Mapping) else None
 
 
-def _merge_block(block: dict[str, Any], delta: Mapping[str, Json]) -> None:
+def _index(event: Chunk) -> Json:
+    return event.get("contentBlockIndex")
+
+
+def _merge_block(block: Element, delta: Mapping[str, Json], merging: Merging) -> None:
     """Add a start or a delta to its block."""
     for kind, value in delta.items():
         if kind == "citation":
-            merge_field(block, kind, [value])
+            merging.field(block, kind, [value])
         elif isinstance(value, list):  # of the result of a tool that the server ran
-            merge_field(block.setdefault(kind, {}), "content", value)
+            merging.field(block.setdefault(kind, {}), "content", value)
         else:
-            merge_field(block, kind, value)
+            merging.field(block, kind, value)
 
 
 def _finished(block: dict[str, Any]) -> Json:
@@ -178,15 +187,15 @@ class PassedOn(ModelApi):
     def is_own(self, chunk: Chunk) -> bool:
         return any(api.is_own(chunk) for api in self.apis)
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return next(api.merge(chunks) for api in self.apis if api.recognises(chunks))
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
+        return next(api.merge(chunks, merging) for api in self.apis if api.recognises(chunks))
 
     def is_last(self, tail: bytes) -> bool:
         return any(api.is_last(tail) for api in self.apis)
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+    def is_whole(self, events: Events, body: Json, merging: Merging) -> bool | None:
         api = next(api for api in self.apis if api.recognises(events.chunks))
-        return api.is_whole(events, body, choices)
+        return api.is_whole(events, body, merging)
 
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply

@@ -42,11 +42,12 @@ from otel_rollout.wire.json import (
 )
 from otel_rollout.wire.merging import (
     SO_FAR,
+    Element,
+    Elements,
     GrowingParts,
+    Merging,
     finish,
-    merge_field,
-    merge_parts,
-    merge_whole,
+    index_of,
 )
 from otel_rollout.wire.servers import IDS, OF_CHOICE, OF_REPLY, VersionSpan, version_spans
 
@@ -54,23 +55,26 @@ _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
 _NAMING = {OF_CHOICE, *OF_REPLY}
 """Members of a choice, and of a reply, in which a server may name versions of its weights."""
-_LARGEST_INDEX = (1 << 31) - 1
 _PADDING = "obfuscation"
 """Noise on the chunks of a stream, so that their lengths reveal nothing."""
 
 
 def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, Choice]]:
-    """`(index, choice)` of each choice; its position where the server gave no index from 0 on.
+    """`(index, choice)` of each choice; their positions where the server gave no index from 0 on,
+    or one to several.
 
     name: the member of the reply that is their list.
     """
-    choices = reply.get(name)
-    for position, choice in enumerate(choices if isinstance(choices, list) else ()):
+    listed = reply.get(name)
+    choices = listed if isinstance(listed, list) else ()
+    found: dict[int, Choice] = {}
+    for position, choice in enumerate(choices):
         if isinstance(choice, OBJECT):
-            index = choice.get("index")
-            if not isinstance(index, int) or not 0 <= index <= _LARGEST_INDEX:
-                index = position
-            yield index, choice
+            index = index_of(choice.get("index"))
+            found[position if index is None else index] = choice
+    if len(found) < len(choices):
+        found = {place: each for place, each in enumerate(choices) if isinstance(each, OBJECT)}
+    yield from found.items()
 
 
 def _replies(logprobs: Any, ids: Any) -> Any:
@@ -181,35 +185,64 @@ class ChoicesApi(ModelApi):
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("choices"), list)
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return merge_choices(chunks)
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
+        return merge_choices(chunks, merging)
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+    def is_whole(self, events: Events, body: Json, merging: Merging) -> bool:
+        if super().is_whole(events, body, merging):
+            return True
         sampled = (body or {}).get("choices", ())
-        finished = sum(choice.get("finish_reason") is not None for choice in sampled)
-        ended = super().is_whole(events, body, choices)
-        return ended or (finished >= choices and events.error is None)
+        finished = sum(isinstance(one.get("finish_reason"), str) for one in sampled)
+        is_proved = events.error is None and not merging.proves_no_end
+        return is_proved and finished >= max(1, merging.asked)
 
 
-def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
+def merge_choices(chunks: Sequence[Chunk], merging: Merging) -> dict[str, Any]:
     """The reply that a stream of chunks with choices amounts to."""
     body: dict[str, Any] = {}
-    choices: dict[int, dict[str, Any]] = {}
+    choices = Elements()
     for chunk in chunks:
         for key, value in chunk.items():
             if key == "choices":
-                for choice in value or ():
-                    _merge_choice(choices, choice)
+                is_one = not value or len(value) == 1
+                for place, choice in enumerate(value or ()):
+                    merged = choices.of(choice.get("index"), place=None if is_one else place)
+                    _merge_choice(merged, choice, merging)
             elif key == _EXTENSION and isinstance(value, dict) and isinstance(body.get(key), dict):
                 body[key] = {**body[key], **value}
             elif (value is not None or key not in body) and key != _PADDING:
                 body[key] = value
     if body.get("object") == "chat.completion.chunk":
         body["object"] = "chat.completion"
-    if not _NAMING.isdisjoint((*body, *next(iter(choices.values()), ()))):
-        _add_versions(choices, chunks)
-    body["choices"] = [_with_cut(finish(choices[index])) for index in sorted(choices)]
+    found = {place if c.index is None else c.index: c for place, c in enumerate(choices.in_order())}
+    _check(chunks, choices, merging)
+    if not _NAMING.isdisjoint((*body, *next(iter(found.values()), ()))):
+        _add_versions(found, chunks)
+    body["choices"] = [_with_cut(finish({"index": i, **each})) for i, each in found.items()]
     return body
+
+
+def _check(chunks: Sequence[Chunk], choices: Elements, merging: Merging) -> None:
+    """Find what contradicts itself in merged choices.
+
+    A stream is of two replies where its model changes, or its id within a choice; some servers
+    give each chunk an id of its own.
+    """
+    merging.check_choices(choices)
+    for choice in choices.in_order():
+        if isinstance(calls := member_of(choice, "message", "tool_calls"), Elements):
+            merging.check_calls(calls.in_order())
+    merging.check_repeats()
+    ids: dict[int, list[str]] = {}
+    for chunk in chunks:
+        merging.same("model", chunk.get("model"))
+        if (id_ := chunk.get("id")) and isinstance(id_, str):
+            for choice in chunk.get("choices") or ():
+                ids.setdefault(index_of(choice.get("index")) or 0, []).append(id_)
+    for found in ids.values():
+        different = dict.fromkeys(found)
+        if len(different) > 1 and not 2 < len(different) == len(found):
+            merging.changed("id", *[*different][:2])
 
 
 def _joined(chunks: list[Any]) -> list[Any]:
@@ -238,6 +271,8 @@ def _taken(chunk: Any) -> _Piece | None:
     if not choices or len(choices) > 1 or chunk.usage or chunk.prompt_token_ids:
         return None
     choice = choices[0]
+    if choice.finish_reason:
+        return None
     delta, ids, logprobs = choice.delta, choice.token_ids or [], choice.logprobs
     if type(delta) is not dict or type(text := delta.get("content")) is not str:
         return None
@@ -303,60 +338,55 @@ def _with_cut(choice: dict[str, Any]) -> Choice:
     return PartlyRead({**choice, "logprobs": Cut(b'{"content":%b%b}' % (whole, rest))})
 
 
-def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) -> None:
-    index = choice.get("index") or 0
-    merged = choices.get(index)
-    if merged is None:
-        merged = choices[index] = {"index": index}
+def _merge_choice(merged: Element, choice: dict[str, Any], merging: Merging) -> None:
+    adds = merged.ends > 0 and _tokens_in(choice) != 0
+    if adds:
+        merged["finish_reason"] = None
+    is_ended = merging.ended(merged, choice.get("finish_reason"), adds=adds)
     for key, value in choice.items():
         if key == "delta":
-            _merge_delta(merged, value or {})
+            _merge_delta(merged, value or {}, merging)
         elif key == "text":
-            merge_field(merged, key, value)
+            merging.field(merged, key, value)
         elif isinstance(value, list | dict):
-            merge_whole(merged, key, value)
-        elif value is not None or key not in merged:
+            merging.whole(merged, key, value)
+        elif key == "finish_reason":
+            merged[key] = value if is_ended else merged.get(key)
+        elif key != "index" and (value is not None or key not in merged):
             merged[key] = value
 
 
-def _merge_delta(choice: dict[str, Any], delta: dict[str, Any]) -> None:
+def _merge_delta(choice: dict[str, Any], delta: dict[str, Any], merging: Merging) -> None:
     message = choice.get("message")
     if message is None:
         message = choice["message"] = {"role": "assistant", "content": None}
     for name, part in delta.items():
         if name == "tool_calls":
-            _merge_tool_calls(message, part or [])
+            _merge_tool_calls(message, part or [], merging)
         elif name == "content" and (
             isinstance(part, list) or isinstance(message.get(name), GrowingParts)
         ):  # Mistral's, with its reasoning
-            merge_parts(message, name, part)
+            merging.parts(message, name, part)
         else:
-            merge_field(message, name, part)
+            merging.field(message, name, part)
 
 
-def _merge_tool_calls(message: dict[str, Any], deltas: list[dict[str, Json]]) -> None:
-    calls = message.setdefault("tool_calls", {})
-    for position, delta in enumerate(deltas):
-        index = delta.get("index", position)
-        call = calls.setdefault(index, {})
-        again = bool(call.get("id")) and delta.get("id") == call.get("id")
+def _merge_tool_calls(
+    message: dict[str, Any], deltas: list[dict[str, Json]], merging: Merging
+) -> None:
+    calls = message.setdefault("tool_calls", Elements())
+    for place, delta in enumerate(deltas):
+        call = calls.of(delta.get("index"), delta.get("id"), place if len(deltas) > 1 else None)
+        is_sure = call.key is not None and not call.is_guessed
         for key, value in delta.items():
-            if key == "index":
-                continue
-            if key in ("id", "type"):
-                if value:
-                    call[key] = value
-            elif key == "function" and again and "name" in (value or {}):
-                # Some servers repeat the function's name on every delta.
-                merge_field(call, key, {k: v for k, v in value.items() if k != "name"})
-            else:
-                merge_field(call, key, value)
+            if key != "index":
+                merging.field(call, key, value, is_sure=is_sure)
 
 
 # --- versions of the weights, which may change while a stream runs
 
 
-def _add_versions(choices: Mapping[int, dict[str, Any]], chunks: Iterable[Chunk]) -> None:
+def _add_versions(choices: Mapping[int, Element], chunks: Iterable[Chunk]) -> None:
     """Give merged choices the spans of the versions that their chunks name, as SGLang has them."""
     found = _versions_in(chunks)
     for index, merged in choices.items():
@@ -372,7 +402,7 @@ def _versions_in(chunks: Iterable[Chunk]) -> dict[int, list[VersionSpan]]:
     own: dict[int, list[tuple[str | int | None, int | None]]] = {}
     for chunk in chunks:
         for choice in chunk.get("choices") or ():
-            index, spans = choice.get("index") or 0, version_spans(choice, chunk)
+            index, spans = index_of(choice.get("index")) or 0, version_spans(choice, chunk)
             if spans and spans[0].start is not None:
                 so_far[index] = spans
             elif (count := _tokens_in(choice)) != 0:

@@ -12,7 +12,7 @@ from typing import Any
 from otel_rollout.wire.api import ModelApi
 from otel_rollout.wire.columns import PIECES, columns_of_pieces, reply_partly_read
 from otel_rollout.wire.json import Bounded, Chunk, Json, JsonText, Reply, member_of, struct_of
-from otel_rollout.wire.merging import finish, merge_field, merge_members
+from otel_rollout.wire.merging import Elements, Merging, finish
 from otel_rollout.wire.message import Shapes
 
 _LISTS = {"content": "content", "tool": "tool_calls", "citation": "citations"}
@@ -49,22 +49,23 @@ class CohereChat(ModelApi):
     def ends(self, chunk: Chunk) -> bool:
         return chunk.get("type") == "message-end"
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         body: dict[str, Any] = {}
         message: dict[str, Any] = {}
-        lists: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in _LISTS.values()}
+        lists = {name: Elements() for name in _LISTS.values()}
         for chunk in chunks:
-            if chunk.get("id"):
+            if self.is_own(chunk) and chunk.get("id"):
+                merging.same("id", chunk["id"])
                 body.setdefault("id", chunk["id"])
             if chunk.get("logprobs"):
                 body.setdefault("logprobs", []).append(chunk["logprobs"])
             if self.ends(chunk):
                 body |= chunk.get("delta") or {}
             else:
-                _merge_event(message, lists, chunk)
-        for name, elements in lists.items():
-            if elements:
-                message[name] = [finish(elements[index]) for index in sorted(elements)]
+                _merge_event(message, lists, chunk, merging)
+        merging.check_calls(lists["tool_calls"].in_order())
+        merging.check_repeats()
+        message |= {name: elements for name, elements in lists.items() if len(elements)}
         return {**body, "message": finish(message)}
 
     def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
@@ -81,7 +82,7 @@ class CohereChat(ModelApi):
 
 
 def _merge_event(
-    message: dict[str, Any], lists: dict[str, dict[int, dict[str, Any]]], event: Chunk
+    message: dict[str, Any], lists: dict[str, Elements], event: Chunk, merging: Merging
 ) -> None:
     """Add an event to a message, and to the elements of its lists, by their names and indexes."""
     kind = str(event.get("type"))
@@ -90,7 +91,11 @@ def _merge_event(
     if kind == "message-start":
         message |= {k: v for k, v in members.items() if v not in ([], "")}
     elif kind == "tool-plan-delta":
-        merge_field(message, "tool_plan", members.get("tool_plan"))
+        merging.field(message, "tool_plan", members.get("tool_plan"))
     elif name is not None and isinstance(members.get(name), Mapping):
-        element = lists[name].setdefault(event.get("index") or 0, {})
-        merge_members(element, members[name], growing=members[name])
+        index, key = event.get("index"), members[name].get("id")
+        element = None if kind.endswith("-start") else lists[name].find(index, key)
+        if element is None:
+            element = lists[name].open(index, key)
+        for member, value in members[name].items():
+            merging.field(element, member, value, is_sure=element.key is not None)

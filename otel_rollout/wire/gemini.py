@@ -30,7 +30,7 @@ from otel_rollout.wire.json import (
     member_of,
     struct_of,
 )
-from otel_rollout.wire.merging import finish, merge_members
+from otel_rollout.wire.merging import Element, Elements, Merging, finish
 from otel_rollout.wire.message import Shapes, content_parts, part_of, text_of
 from otel_rollout.wire.parts import (
     Media,
@@ -47,6 +47,8 @@ _STREAMED = ":streamGenerateContent"
 _GROWING = ("content", "logprobsResult")
 """Members of a candidate with lists, of which each chunk of a stream has its own part."""
 
+_NO_REASON = "FINISH_REASON_UNSPECIFIED"
+"""Says that a candidate has not ended, as the lack of a reason does."""
 _UNSEEN = ("thoughtSignature", "partMetadata", "videoMetadata")
 """Members of a part that are no content."""
 _camel = re.compile(r"_([a-z])").sub
@@ -202,22 +204,33 @@ class GenerateContent(ModelApi):
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("candidates"), list) or "promptFeedback" in chunk
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         body: dict[str, Any] = {}
-        candidates: dict[int, dict[str, Any]] = {}
+        candidates = Elements()
         for chunk in chunks:
-            merge_members(body, {k: v for k, v in chunk.items() if k != "candidates"})
-            for index, candidate in _candidates(chunk):
-                merge_members(candidates.setdefault(index, {}), candidate, _GROWING)
-        if candidates:
-            body["candidates"] = [_finished(candidates[index]) for index in sorted(candidates)]
+            merging.same("id", chunk.get("responseId"))
+            merging.same("model", chunk.get("modelVersion"))
+            merging.members(body, {k: v for k, v in chunk.items() if k != "candidates"})
+            pieces = chunk.get("candidates") or ()
+            for place, piece in enumerate(pieces):
+                found = candidates.of(piece.get("index"), place=place if len(pieces) > 1 else None)
+                _merge_candidate(found, piece, merging)
+        if len(candidates):
+            merging.check_choices(candidates)
+            body["candidates"] = [_finished(each) for each in candidates.in_order()]
         return body
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+    def is_whole(self, events: Events, body: Json, merging: Merging) -> bool | None:
         if body is None or events.error is not None:
             return False
-        ended = sum(bool(one.get("finishReason")) for _, one in _candidates(body))
-        return ended >= max(1, choices) or _blocked(body) is not None
+        ended = sum(self.finish_reason(one) is not None for _, one in _candidates(body))
+        if ended < max(1, merging.asked):
+            return _blocked(body) is not None
+        return None if merging.proves_no_end else True
+
+    def finish_reason(self, choice: Choice) -> str | None:
+        reason = super().finish_reason(choice)
+        return None if reason == _NO_REASON else reason
 
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
@@ -257,6 +270,16 @@ class GenerateContent(ModelApi):
 
 def _candidates(reply: Reply) -> Iterator[tuple[int, Choice]]:
     return indexed_choices(reply, "candidates")
+
+
+def _merge_candidate(found: Element, piece: Chunk, merging: Merging) -> None:
+    reason = piece.get("finishReason")
+    adds = found.ends > 0 and bool(member_of(piece, "content", "parts"))
+    if adds:
+        found["finishReason"] = None
+    is_ended = merging.ended(found, None if reason == _NO_REASON else reason, adds=adds)
+    rest = piece if is_ended else {k: v for k, v in piece.items() if k != "finishReason"}
+    merging.members(found, rest, _GROWING)
 
 
 def _blocked(reply: Reply) -> Json:

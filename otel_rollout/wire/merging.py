@@ -1,6 +1,9 @@
-"""Merging the pieces of a stream: texts are joined, lists chained, objects merged.
+"""Putting the pieces of a stream together: one rule, for all APIs.
 
-Texts grow in messages alone: one beside them (a version, a rating) is a whole one in each chunk.
+A piece belongs to the element whose id it has, else to the one at its index, else to the last one.
+Texts, arguments and lists grow; names, roles, types and ids do not. Pieces that contradict each
+other, or that may belong to several elements, are kept and named in `Merging.contradictions`: such
+a reply does not train.
 
 Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined once at the end by
 `finish`: to join at every piece would cost the square of the text's length.
@@ -8,7 +11,9 @@ Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import json
+from collections.abc import Container, Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from otel_rollout.wire.json import Json, try_loads
@@ -19,6 +24,10 @@ SO_FAR = ("policy_token_spans", "weight_versions")
 """Lists that a chunk has whole, as far as they came."""
 _GROWING = ("text", "thinking")
 """Types of parts that a stream sends in pieces."""
+_ARGUMENTS = ("arguments", "input")
+"""Members of a tool call that grow after its name."""
+_MOST = 8
+"""Contradictions that are named: a broken stream may have one in every chunk."""
 
 
 class GrowingText(str):
@@ -31,102 +40,317 @@ class GrowingParts(list[Json]):
     """The parts of a content, of which the last one may still be growing."""
 
 
-def merge_whole(target: dict[str, Any], key: str, value: Json) -> None:
-    """Add a value to a member: lists grow, objects are merged, texts and the rest are replaced."""
-    old = target.get(key)
-    if isinstance(value, dict):
-        members = target[key] = old if isinstance(old, dict) else {}
-        for name, part in value.items():
-            merge_whole(members, name, part)
-    elif isinstance(value, list) and isinstance(old, list) and key not in SO_FAR:
-        old.extend(value)
-    elif value is not None or key not in target:
-        target[key] = list(value) if isinstance(value, list) else value
+class Element(dict[str, Any]):
+    """One of several things that a stream sends in pieces: a choice, a block, a tool call."""
+
+    __slots__ = ("ends", "index", "is_guessed", "key")
+
+    def __init__(self, index: int | None, key: str | None) -> None:
+        super().__init__()
+        self.index, self.key = index, key
+        self.is_guessed = False
+        """True if a piece was taken for its own by order alone while there were several."""
+        self.ends = 0
+        """Number of pieces that said why it ended."""
 
 
-def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
-    """Add a value to a member: texts and lists grow, objects are merged, the rest is replaced."""
-    old = target.get(key)
-    if old is None:
-        if value is not None or key not in target:
-            target[key] = _first_piece(key, value)
-    elif (
-        isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], GrowingText)
-    ):
-        old.append(GrowingText(value))
-    elif isinstance(value, list) and isinstance(old, list):
-        old.extend(value)
-    elif isinstance(value, dict) and isinstance(old, dict):
-        for name, part in value.items():
-            merge_field(old, name, part)
-    elif value is not None:
-        target[key] = value
+def index_of(value: Json) -> int | None:
+    """The index that a server sent, which may be a text; None where that is none from 0 on."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value[:10])
+    return value if type(value) is int and 0 <= value < 1 << 31 else None
 
 
-def _first_piece(key: str, value: Json) -> Json:
+class Elements:
+    """The elements of one list, each found by what its pieces have."""
+
+    def __init__(self) -> None:
+        self._all: list[Element] = []
+        self._at: dict[int, Element] = {}
+        """The element that the last piece with this index belongs to."""
+        self._shared: set[int] = set()
+        """Indexes that several elements have."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def open(self, index: Json, key: Json = None) -> Element:
+        """A new element: the stream said that one begins."""
+        number = index_of(index)
+        found = Element(number, key if isinstance(key, str) and key else None)
+        self._all.append(found)
+        if number is not None:
+            if number in self._at:
+                self._shared.add(number)
+            self._at[number] = found
+        return found
+
+    def find(self, index: Json, key: Json = None) -> Element | None:
+        """The element of a piece that opens none: by its id, its index, or the last one.
+
+        None: there is none at its index, or none at all.
+        """
+        found = next((e for e in reversed(self._all) if key and e.key == key), None)
+        number = index_of(index)
+        if found is None and number is not None:
+            return self._at.get(number)
+        return found or (self._all[-1] if self._all else None)
+
+    def of(self, index: Json, key: Json = None, place: int | None = None) -> Element:
+        """The element of a piece that may open one: where it has an id or an index that is new.
+
+        place: its place among several pieces of one chunk. None: it came alone.
+        """
+        number, key = index_of(index), key if isinstance(key, str) and key else None
+        if number is not None:
+            found = self._at.get(number)
+            if found is not None and key and found.key not in (None, key):
+                found = self._with(key, number)
+        elif key:
+            found = self._with(key, None)
+        elif place is not None:
+            found = self._all[place] if place < len(self._all) else None
+        else:
+            found = self._all[-1] if self._all else None
+        if found is None:
+            return self.open(index, key)
+        if number is not None:
+            self._at[number] = found
+        if key is None and len(self._all) > 1 and (number is None or number in self._shared):
+            found.is_guessed = True
+        found.key = found.key or key
+        return found
+
+    def _with(self, key: str, index: int | None) -> Element | None:
+        return next(
+            (e for e in reversed(self._all) if e.key == key and index in (None, e.index)), None
+        )
+
+    def in_order(self) -> list[Element]:
+        """By their indexes where each has one of its own, else as they began."""
+        if len(self._at) == len(self._all):
+            return sorted(self._all, key=lambda element: element.index or 0)
+        return self._all
+
+
+class Merging:
+    """The state of one stream that is put together."""
+
+    def __init__(self, asked: int = 1) -> None:
+        self.asked = asked
+        """Number of choices that were asked for."""
+        self.contradictions: list[str] = []
+        """What in the pieces contradicts each other, as sentences without a full stop."""
+        self.proves_no_end = False
+        """True if pieces followed the reason why a choice ended: then a reason is no end."""
+        self._first: dict[str, str] = {}
+        self._repeats: list[tuple[dict[str, Any], str, int]] = []
+        """Calls whose name came again, with the member that grows and its pieces until then."""
+        self._named_again: set[int] = set()
+        self._unnamed: set[int] = set()
+        """Calls of which a later piece had no name."""
+
+    def contradicts(self, sentence: str) -> None:
+        """Note a contradiction."""
+        if sentence not in self.contradictions and len(self.contradictions) < _MOST:
+            self.contradictions.append(sentence)
+
+    def same(self, name: str, value: Json) -> None:
+        """Note what a reply can have only one of, such as its model."""
+        if isinstance(value, str) and value and self._first.setdefault(name, value) != value:
+            self.changed(name, self._first[name], value)
+
+    def changed(self, name: str, before: Json, after: Json) -> None:
+        """Note that something changed in the stream that cannot."""
+        self.contradicts(f"its {name} changes from {before!r:.60} to {after!r:.60}")
+
+    def whole(self, target: dict[str, Any], key: str, value: Json) -> None:
+        """Add to a member: lists grow, objects are merged, texts and the rest are replaced."""
+        old = target.get(key)
+        if isinstance(value, dict):
+            members = target[key] = old if isinstance(old, dict) else {}
+            for name, part in value.items():
+                self.whole(members, name, part)
+        elif isinstance(value, list) and isinstance(old, list) and key not in SO_FAR:
+            old.extend(value)
+        elif value is not None or key not in target:
+            target[key] = list(value) if isinstance(value, list) else value
+
+    def field(
+        self, target: dict[str, Any], key: str, value: Json, *, is_sure: bool = False
+    ) -> None:
+        """Add to a member: texts and lists grow, objects are merged, the rest is replaced.
+
+        is_sure: True if an id shows whose piece it is, so that a name may come in pieces, too.
+        """
+        old = target.get(key)
+        if isinstance(value, dict) and (old is None or isinstance(old, dict)):
+            members = target[key] = {} if old is None else old
+            if members.get("name") and not value.get("name") and any(map(value.get, _ARGUMENTS)):
+                self._unnamed.add(id(members))
+            for name, part in value.items():
+                self.field(members, name, part, is_sure=is_sure)
+        elif key == "name" and isinstance(value, str):
+            self._name(target, value, is_sure=is_sure)
+        elif key in _WHOLE and isinstance(value, str):
+            if old and value and old != value:
+                self.changed(key, old, value)
+            target[key] = old or value
+        elif old is None:
+            if value is not None or key not in target:
+                target[key] = _first_piece(value)
+        elif isinstance(value, str) and _is_growing(old):
+            old.append(GrowingText(value))
+        elif isinstance(value, list) and isinstance(old, list):
+            old.extend(value)
+        elif value is not None:
+            target[key] = value
+
+    def _name(self, call: dict[str, Any], name: str, *, is_sure: bool) -> None:
+        """A name that comes again is the same one; it may grow until its arguments begin."""
+        old = call.get("name")
+        grown = next((each for each in _ARGUMENTS if _has_some(call.get(each))), None)
+        if not old:
+            call["name"] = name
+        elif name == old:
+            self._named_again.add(id(call))
+            if grown is not None:
+                pieces = call[grown]
+                self._repeats.append((call, grown, len(pieces) if _is_growing(pieces) else 0))
+        elif name and (
+            grown or not is_sure or name.startswith(old) or id(call) in self._named_again
+        ):
+            self.changed("tool call's name", old, name)
+        else:
+            call["name"] = old + name
+
+    def text(self, target: dict[str, Any], key: str, piece: Json) -> None:
+        """Add a piece to a text that may have begun as a whole one."""
+        if not isinstance(piece, str):
+            raise TypeError(f"expected a piece of text, got {piece!r}")
+        if isinstance(target.get(key), str):
+            target[key] = [GrowingText(target[key])]
+        self.field(target, key, piece)
+
+    def members(
+        self, target: dict[str, Any], members: Mapping[str, Json], growing: Container[str] = ()
+    ) -> None:
+        """Add the members of an object: of each the last value that is not null counts.
+
+        growing: members that a stream sends in pieces, which are added by `field`.
+        """
+        for key, value in members.items():
+            if key in growing:
+                self.field(target, key, value)
+            elif value is not None or key not in target:
+                target[key] = value
+
+    def parts(self, target: dict[str, Any], key: str, value: Json) -> None:
+        """Add to a content that is a list of parts; a text before or after them is a part, too."""
+        parts = target.get(key)
+        if not isinstance(parts, GrowingParts):
+            before, parts = finish(parts), GrowingParts()
+            if before:
+                parts.append({"type": "text", "text": [GrowingText(before)]})
+            target[key] = parts
+        if isinstance(value, str):
+            value = [{"type": "text", "text": value}] if value else []
+        for part in value or ():
+            kind = part.get("type")
+            if not parts or kind not in _GROWING or parts[-1].get("type") != kind:
+                parts.append({"type": kind})
+            for name, inner in part.items():
+                if name == kind and isinstance(inner, list):
+                    self.parts(parts[-1], name, inner)
+                elif name != "type":
+                    self.field(parts[-1], name, inner)
+
+    def ended(self, element: Element, reason: Json, *, adds: bool) -> bool:
+        """Note what a piece says of the end of its choice; True if it says why that ended.
+
+        Only a text says why. adds: True if the piece has something sampled: the choice had not
+        ended before it, whatever was said.
+        """
+        if element.ends and adds:
+            self.proves_no_end = True
+        if not isinstance(reason, str) or not reason:
+            return False
+        element.ends += 1
+        return True
+
+    def check_choices(self, choices: Elements) -> None:
+        """Find several choices that came as one."""
+        for choice in choices.in_order() if len(choices) < self.asked else ():
+            if choice.ends > 1 or choice.index is None or (len(choices) == 1 and not choice.ends):
+                self.contradicts(
+                    f"{self.asked} choices were asked for, and pieces of several may be in choice "
+                    f"{choice.index or 0}: the indexes of its chunks do not tell them apart"
+                )
+
+    def check_calls(self, calls: Iterable[Element]) -> None:
+        """Find tool calls whose pieces cannot be told apart, once all of them have come."""
+        calls = list(calls)
+        keys = [call.key for call in calls if call.key]
+        if len({*keys}) == len(keys) and not any(call.is_guessed for call in calls):
+            return
+        for call in calls:
+            body = next((value for value in call.values() if isinstance(value, dict)), call)
+            texts = [finish(body[name]) for name in _ARGUMENTS if name in body]
+            if any(isinstance(text, str) and try_loads(text) is None for text in texts):
+                self.contradicts("pieces of its tool calls cannot be told apart")
+
+    def check_repeats(self) -> None:
+        """Find calls whose arguments are those of several: their name came again between two."""
+        by_call: dict[int, list[tuple[dict[str, Any], str, int]]] = {}
+        for repeat in self._repeats:
+            by_call.setdefault(id(repeat[0]), []).append(repeat)
+        for repeats in by_call.values():
+            call, member, _ = repeats[0]
+            pieces = call[member]
+            if id(call) in self._unnamed:
+                self.contradicts("the name of a tool call comes again, as if another one began")
+            if not _is_growing(pieces):
+                self.contradicts("a tool call has its name and its arguments twice")
+                continue
+            ends = list(accumulate(map(len, pieces)))
+            if _first_value_ends(finish(pieces)) & {ends[count - 1] for _, _, count in repeats}:
+                self.contradicts("the arguments of a tool call are those of several")
+
+
+def _first_value_ends(text: str) -> set[int]:
+    """Where the first of several JSON values in a text may end; none if there is only one."""
+    try:
+        _, end = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return set()
+    end += len(text) - len(text.lstrip())
+    rest = text[end:]
+    return set(range(end, end + len(rest) - len(rest.lstrip()) + 1)) if rest.strip() else set()
+
+
+def _is_growing(value: Json) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], GrowingText)
+
+
+def _has_some(value: Json) -> bool:
+    return any(value) if _is_growing(value) else bool(value)
+
+
+def _first_piece(value: Json) -> Json:
     if isinstance(value, str):
-        return value if key in _WHOLE else [GrowingText(value)]
-    if isinstance(value, dict):
-        return {name: _first_piece(name, part) for name, part in value.items()}
+        return [GrowingText(value)]
     return list(value) if isinstance(value, list) else value
 
 
-def add_text(target: dict[str, Any], key: str, piece: Json) -> None:
-    """Add a piece to a text that may have begun as a whole one."""
-    if not isinstance(piece, str):
-        raise TypeError(f"expected a piece of text, got {piece!r}")
-    if isinstance(target.get(key), str):
-        target[key] = [GrowingText(target[key])]
-    merge_field(target, key, piece)
-
-
-def merge_members(
-    target: dict[str, Any], members: Mapping[str, Json], growing: Container[str] = ()
-) -> None:
-    """Add the members of an object: of each the last value that is not null counts.
-
-    growing: members that a stream sends in pieces, which are added by `merge_field`.
-    """
-    for key, value in members.items():
-        if key in growing:
-            merge_field(target, key, value)
-        elif value is not None or key not in target:
-            target[key] = value
-
-
-def merge_parts(target: dict[str, Any], key: str, value: Json) -> None:
-    """Add to a content that is a list of parts; a text, before or after them, is a part, too."""
-    parts = target.get(key)
-    if not isinstance(parts, GrowingParts):
-        before, parts = finish(parts), GrowingParts()
-        if before:
-            parts.append({"type": "text", "text": [GrowingText(before)]})
-        target[key] = parts
-    if isinstance(value, str):
-        value = [{"type": "text", "text": value}] if value else []
-    for part in value or ():
-        kind = part.get("type")
-        if not parts or kind not in _GROWING or parts[-1].get("type") != kind:
-            parts.append({"type": kind})
-        for name, inner in part.items():
-            if name == kind and isinstance(inner, list):
-                merge_parts(parts[-1], name, inner)
-            elif name != "type":
-                merge_field(parts[-1], name, inner)
-
-
 def finish(value: Json) -> Json:
-    """The merged value with its texts joined and its tool calls in a list, by index."""
+    """The merged value with its texts joined, and its elements in order as plain objects."""
     if isinstance(value, dict):
-        return {
-            key: [_finished_call(part[index]) for index in sorted(part)]
-            if key == "tool_calls" and isinstance(part, dict)
-            else finish(part)
-            for key, part in value.items()
-        }
+        return {key: finish(part) for key, part in value.items()}
     if isinstance(value, GrowingParts):
         return [finish(part) for part in value]
-    if isinstance(value, list) and value and isinstance(value[0], GrowingText):
+    if isinstance(value, Elements):
+        return [_finished_call(part) for part in value.in_order()]
+    if _is_growing(value):
         return "".join(value)
     return value
 

@@ -12,7 +12,7 @@ from typing import Any
 from otel_rollout.wire.api import Framing, ModelApi
 from otel_rollout.wire.columns import ENTRIES, columns_of, reply_partly_read
 from otel_rollout.wire.json import Bounded, Chunk, Json, JsonText, Reply, struct_of
-from otel_rollout.wire.merging import finish, merge_members
+from otel_rollout.wire.merging import Merging, finish
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.parts import Media, Part
 
@@ -70,10 +70,11 @@ class Ollama(ModelApi):
     def ends(self, chunk: Chunk) -> bool:
         return chunk.get("done") is True
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         body: dict[str, Any] = {}
         for chunk in chunks:
-            merge_members(body, chunk, _PIECEWISE)
+            merging.same("model", chunk.get("model"))
+            merging.members(body, chunk, _PIECEWISE)
         return finish(body)
 
     def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:

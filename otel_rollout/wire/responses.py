@@ -28,14 +28,16 @@ from otel_rollout.wire.json import (
     PartlyRead,
     Reply,
     as_objects,
+    dumps,
     list_of,
     loads,
     loads_bounded,
     member_of,
     read_strict,
     struct_of,
+    try_loads,
 )
-from otel_rollout.wire.merging import GrowingParts, add_text, finish
+from otel_rollout.wire.merging import Element, Elements, GrowingParts, Merging, finish
 from otel_rollout.wire.message import (
     Shapes,
     content_parts,
@@ -72,6 +74,13 @@ _DELTAS = {
 }
 """The member that the deltas of a kind of event are pieces of."""
 
+_SAID = frozenset(
+    (
+        *("type", "role", "call_id", "name", "content", "summary"),
+        *("text", "refusal", "action", "arguments", "input", "code"),
+    )
+)
+"""Members of an item, and of its parts, that an agent goes on with."""
 _NAMED = ("type", "call_id", "name", "namespace")
 _MEMBERS: Mapping[str, tuple[str, ...]] = {
     "function_call": (*_NAMED, "arguments"),
@@ -109,13 +118,18 @@ _REPLY = struct_of(
 )
 _TEXT = b'"output_text"'
 """The type of the parts of which log-probabilities are cut out: no model sees these."""
+_TEXT_DELTA = "response.output_text.delta"
 _NULL = Cut(b"null")
 _EVENT = defstruct(
     "Event",
-    [("type", str), ("response", Cut, _NULL), ("error", None, None), ("delta", str, "")],
+    [
+        *(("type", str), ("response", Cut, _NULL), ("error", None, None), ("delta", str, "")),
+        ("item", Cut, _NULL),
+    ],
     gc=False,
 )
 """An event of a stream; one with an error is not read so."""
+_named: Bounded[Any] = Bounded(defstruct("Named", [("id", Any, None), ("model", Any, None)]))
 _events: Bounded[Any] = Bounded(list_of(_EVENT), is_read=False)
 _ITEMS = "items()"
 """What is known of a reply that is partly read: its items."""
@@ -211,11 +225,11 @@ class Responses(ModelApi):
         return PartlyRead({**as_objects(found), "output": PASSED}, whole, known=known)
 
     def read_chunks(self, datas: Sequence[str]) -> list[Json] | None:
-        """The chunks; of a stream that came to its end the last one alone, which has them all."""
+        """The chunks; of a stream whose last event repeats what came before it, that one alone."""
         found = _events(f"[{','.join(datas)}]")
         if found and found[-1].type in _LAST_EVENTS and "error" not in {e.type for e in found}:
             response = read_strict.part(found[-1].response)
-            if response is not None:
+            if response is not None and _repeats(found, response):
                 return [{"type": found[-1].type, "response": response}]
         return super().read_chunks(datas)
 
@@ -225,9 +239,21 @@ class Responses(ModelApi):
     def ends(self, chunk: Chunk) -> bool:
         return chunk.get("type") in _LAST_EVENTS
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
-        last = next(filter(self.ends, reversed(chunks)), None)
-        return _merge_items(chunks) if last is None else last.get("response")
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
+        items = Elements()
+        response: dict[str, Any] = {}
+        for chunk in chunks:
+            if isinstance(chunk.get("response"), dict):
+                response = chunk["response"]
+                merging.same("id", response.get("id"))
+                merging.same("model", response.get("model"))
+            else:
+                _merge_event(items, chunk, merging)
+        came = [finish(item) for item in items.in_order()]
+        listed = response.get("output")
+        if came and isinstance(listed, list) and listed and any(map(self.ends, chunks)):
+            came = _agreed(came, listed, merging)
+        return {**response, "output": came or listed}
 
     def sampled_items(self, reply: Reply) -> Sequence[Json] | None:
         if isinstance(reply, PartlyRead):
@@ -305,39 +331,110 @@ def _read_but_logprobs(item: dict[str, Json]) -> dict[int, Cut] | None:
     return cuts
 
 
-def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """The response as far as it came, of a stream that did not end."""
-    response: dict[str, Any] = {}
-    items: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        if isinstance(chunk.get("response"), dict):
-            response = chunk["response"]
-        index = chunk.get("output_index")
-        if not isinstance(index, int):
-            continue
-        if isinstance(chunk.get("item"), dict):
-            items[index] = chunk["item"]
-        elif index in items:
-            _merge_part(items[index], chunk)
-    output = [finish(items[index]) for index in sorted(items)]
-    return {**response, "output": output or response.get("output")}
+def _repeats(events: Sequence[Any], response: Json) -> bool:
+    """True if a response has what the events before it brought, items and texts, and no other."""
+    output = member_of(response, "output")
+    begun = [_named.part(event.response) for event in events if event.response is not _NULL]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    deltas = [event for event in events if event.delta]
+    if len({each and (each.id, each.model) for each in begun}) > 1 or not isinstance(output, list):
+        return False
+    if {event.type for event in deltas} - {_TEXT_DELTA} or not output:
+        return not any(event.delta or event.item is not _NULL for event in events)
+    is_itemised = any(event.item is not _NULL for event in events)
+    if is_itemised and [*map(read_strict.part, done)] != output:
+        return False
+    contents = [member_of(item, "content") for item in output]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = (text_of(member_of(p, "text")) for p in parts if member_of(p, "type") == "output_text")
+    return not deltas or "".join(filter(None, texts)) == "".join(event.delta for event in deltas)
 
 
-def _merge_part(item: dict[str, Any], event: Chunk) -> None:
+def _merge_event(items: Elements, event: Chunk, merging: Merging) -> None:
+    """Add an event to the output item that it is about."""
+    kind, _, verb = str(event.get("type")).removeprefix("response.").rpartition(".")
+    item, index = event.get("item"), event.get("output_index")
+    if not isinstance(item, dict):
+        found = items.find(index, event.get("item_id"))
+        if found is not None and (kind in _DELTAS or kind.endswith("_part")):
+            _merge_part(found, event, kind, verb, merging)
+        return
+    found = items.find(index, item.get("id")) if verb == "done" else None
+    if found is None or found.ends:
+        found = items.open(index, item.get("id"))
+    found.ends += verb == "done"
+    whole = _either(finish(found), item, merging)
+    found.clear()
+    found.update(whole)
+
+
+def _merge_part(item: Element, event: Chunk, kind: str, verb: str, merging: Merging) -> None:
     """Add an event to the part of an output item that it is about, or to the item itself."""
-    target = item
+    target: dict[str, Any] = item
     for key, position in _PARTS.items():
         place = event.get(position)
         if isinstance(place, int):
             parts = item.get(key)
             if not isinstance(parts, GrowingParts):
                 parts = item[key] = GrowingParts(parts if isinstance(parts, list) else ())
-            if isinstance(event.get("part"), dict):
-                parts[place : place + 1] = [event["part"]]
-            elif place >= len(parts):
+            if place >= len(parts):
                 parts.append({})
-            target = parts[min(place, len(parts) - 1)]
-    kind, _, verb = str(event.get("type")).removeprefix("response.").rpartition(".")
-    name, text = _DELTAS.get(kind), event.get("delta")
-    if name is not None and verb == "delta" and isinstance(text, str):
-        add_text(target, name, text)
+            place = min(place, len(parts) - 1)
+            if isinstance(event.get("part"), dict):
+                parts[place] = _either(finish(parts[place]), event["part"], merging)
+            target = parts[place]
+    name = _DELTAS.get(kind)
+    if name is not None and verb == "delta" and isinstance(event.get("delta"), str):
+        merging.text(target, name, event["delta"])
+    elif name is not None and verb == "done" and event.get(name):
+        target[name] = _either(finish(target.get(name)), event.get(name), merging)
+
+
+def _same_json(one: Json, other: Json) -> bool:
+    if not isinstance(one, str) or not isinstance(other, str):
+        return False
+    value = try_loads(one)
+    return value is not None and value == try_loads(other)
+
+
+_EMPTY: tuple[Json, ...] = (None, "", [], {})
+
+
+def _either(one: Json, other: Json, merging: Merging) -> Json:
+    """What a stream says twice: what is empty in one is as in the other, which counts.
+
+    Where they contradict each other, that is noted, and what came first counts.
+    """
+    if one in _EMPTY or other in _EMPTY:
+        return one if other in _EMPTY else other
+    if isinstance(one, dict) and isinstance(other, dict):
+        said = {name: one[name] for name in one if name in _SAID and one[name] not in _EMPTY}
+        return other | {k: _either(v, other.get(k), merging) for k, v in said.items()}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_either(*pair, merging) for pair in zip(one, other, strict=True)]
+    if one == other or _same_json(one, other):
+        return other
+    merging.contradicts(
+        f"the stream says first {str(one)!r:.60} and then {str(other)!r:.60} of the same"
+    )
+    return one
+
+
+def _agreed(came: list[Json], listed: list[Json], merging: Merging) -> list[Json]:
+    """The items of the last event, with what they lack of those that came before."""
+    found = [*listed]
+    places = [*range(len(found))]
+    for item in came:
+        for place in places:
+            trial = Merging()
+            both = _either(item, found[place], trial)
+            if not trial.contradictions:
+                places.remove(place)
+                found[place] = both
+                break
+        else:
+            merging.contradicts(
+                f"an item that came, {dumps(item)!r:.100}, is not in the response at the end"
+            )
+            return came
+    return found

@@ -16,7 +16,7 @@ from otel_rollout.wire.choices import ChoicesApi, indexed_choices
 from otel_rollout.wire.columns import ID_PREFIX, columns_of, id_array, reply_partly_read
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Choice, Chunk, Json, JsonText, Params, Reply
-from otel_rollout.wire.merging import finish, merge_members
+from otel_rollout.wire.merging import Merging, finish
 from otel_rollout.wire.params import allows_no_token
 from otel_rollout.wire.servers import sampled_count
 
@@ -60,12 +60,13 @@ class TextCompletions(ChoicesApi):
     def is_own(self, chunk: Chunk) -> bool:
         return super().is_own(chunk) or _is_piece(chunk)
 
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
+    def merge(self, chunks: Sequence[Chunk], merging: Merging) -> Json:
         if not any(map(_is_piece, chunks)):
-            return super().merge(chunks)
+            return super().merge(chunks, merging)
         body: dict[str, Any] = {}
         for chunk in chunks:
-            merge_members(body, chunk, _PIECEWISE)
+            merging.same("model", chunk.get("model"))
+            merging.members(body, chunk, _PIECEWISE)
         return finish(body)
 
     def ends(self, chunk: Chunk) -> bool:

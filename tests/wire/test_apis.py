@@ -33,6 +33,7 @@ from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events
 from otel_rollout.wire.apis import context_of
 from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.merging import Merging
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.responses import Responses
 from otel_rollout.wire.text import TextCompletions
@@ -62,7 +63,7 @@ class MadeUp(ModelApi):
     def recognises(self, chunks: Sequence[Json]) -> bool:
         return any("begins" in chunk for chunk in chunks)
 
-    def merge(self, chunks: Sequence[Json]) -> Json:
+    def merge(self, chunks: Sequence[Json], merging: Merging) -> Json:
         words = "".join(chunk.get("word", "") for chunk in chunks)
         ids = [token for chunk in chunks for token in chunk.get("token_ids", ())]
         return {
@@ -72,7 +73,7 @@ class MadeUp(ModelApi):
             "why": chunks[-1].get("why"),
         }
 
-    def is_whole(self, events: Events, body: Any, choices: int) -> bool:
+    def is_whole(self, events: Events, body: Any, merging: Merging) -> bool:
         return body is not None and body["why"] is not None
 
     def sampled(self, params: Any, prompt: Any, reply: Any) -> Iterator[Sampled]:
@@ -399,7 +400,7 @@ def test_a_stream_is_merged_by_its_api(
     events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     merged = merge(events, path=api.paths[0] if known else "")
     assert (merged.body, merged.complete, merged.error) == (body, True, None)
-    assert api.is_whole(Events(chunks, False, None), body, 1)
+    assert api.is_whole(Events(chunks, False, None), body, Merging())
     assert not merge(events.rpartition("data: ")[0] or "data: {}\n\n").complete
 
 

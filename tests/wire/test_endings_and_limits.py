@@ -81,7 +81,7 @@ def trained(recording: Recording, **options: Any) -> tuple[list[int], list[int],
 # --- replies that the server stopped
 
 
-STOPPED = ["repetition", "content_filter", "error", "insufficient_system_resource", None]
+STOPPED = ["repetition", "content_filter", "insufficient_system_resource", None]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -28,6 +28,7 @@ from otel_rollout.wire import json as json_module
 from otel_rollout.wire.choices import merge_choices
 from otel_rollout.wire.conversation import extend_with, path_messages
 from otel_rollout.wire.json import PartlyRead
+from otel_rollout.wire.merging import Merging
 from otel_rollout.wire.responses import Responses
 
 CHAT = "/chat/completions"
@@ -410,8 +411,13 @@ def test_of_a_whole_stream_of_a_response_the_last_event_is_read() -> None:
     delta = {"type": "response.output_text.delta", "delta": "a", "logprobs": [{"token": "a"}]}
     api = api_of(RESPONSES)
     assert api is not None
-    assert api.read_chunks([*map(json.dumps, [delta, delta, _COMPLETED])]) == [_COMPLETED]
+    item = {"type": "message", "content": [{"type": "output_text", "text": "aa"}]}
+    done = {"type": "response.output_item.done", "output_index": 0, "item": item}
+    last = {"type": "response.completed", "response": {"id": "r", "output": [item]}}
+    assert api.read_chunks([*map(json.dumps, [delta, delta, done, last])]) == [last]
     assert api.read_chunks([*map(json.dumps, [delta, delta])]) == [delta, delta]
+    for sent in ([delta, done, last], [delta, delta, done, _COMPLETED]):  # it says otherwise
+        assert api.read_chunks([*map(json.dumps, sent)]) == sent
 
 
 def test_of_a_usual_response_nothing_is_read_for_its_key_and_its_numbers() -> None:
@@ -517,7 +523,7 @@ def test_what_only_json_reads_is_read_as_it_does(name: str, value: str, tokens: 
 def test_a_stream_is_merged_as_if_it_were_read(sent: list[Json], end: str) -> None:
     events = "".join(f"data: {json.dumps(chunk)}{end * 2}" for chunk in sent)
     merged = merge(events + f"data: [DONE]{end * 2}", path=CHAT)
-    expected = merge_choices(json.loads(json.dumps(sent)))
+    expected = merge_choices(json.loads(json.dumps(sent)), Merging())
     assert wholly_read(merged.body) == expected
     for choice, plain in zip(merged.body["choices"], expected["choices"], strict=True):
         assert repr(asked(choice, merged.body)) == repr(asked(plain, expected))
@@ -591,8 +597,8 @@ def _read_as_it_was_sent(
     assert api is not None
     read = api.read_chunks([written(json.dumps(each)) for each in sent])
     assert read is not None
-    assert outcome(lambda: wholly_read(merge_choices(read))) == outcome(
-        lambda: merge_choices(json.loads(json.dumps(sent)))
+    assert outcome(lambda: wholly_read(merge_choices(read, Merging()))) == outcome(
+        lambda: merge_choices(json.loads(json.dumps(sent)), Merging())
     )
     return read
 

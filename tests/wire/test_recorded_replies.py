@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from otel_rollout.wire import api_of, merge, wholly_read
 from otel_rollout.wire.json import Json
+from otel_rollout.wire.merging import Merging
 from tests.kit.model_apis import TALKS
 
 RECORDED = Path(__file__).parents[1] / "dialects" / "recorded"
@@ -110,7 +111,7 @@ def test_each_recorded_stream_merges_as_if_json_had_read_its_chunks() -> None:
         if any("error" in chunk for chunk in chunks):
             continue
         found = merge(body, path=path).body
-        assert same(wholly_read(found), api.merge(chunks)), body
+        assert same(wholly_read(found), api.merge(chunks, Merging())), body
 
 
 _DEEP = "[" * 200 + "]" * 200
