@@ -8,7 +8,7 @@ are for people: a trajectory is made of exchange spans alone.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,10 @@ class _AskingReply:
 
 
 def _calls_in(messages: Iterable[Json]) -> dict[str, ToolCall]:
-    return {call_id: call for each in messages for call_id, call in tool_calls(each).items()}
+    """The calls by id; not those whose id several have, which a result would not tell apart."""
+    calls = [call for each in messages for call in tool_calls(each)]
+    counts = Counter(call.id for call in calls)
+    return {call.id: call for call in calls if call.id and counts[call.id] == 1}
 
 
 class ToolSpans(Observer):

@@ -295,7 +295,7 @@ def _by_key(path: MessagePath | None) -> dict[bytes, list[Json]]:
 
 def _arguments(messages: Iterable[Json]) -> list[str]:
     """The arguments of the tool calls in the messages, as texts."""
-    found = (call.arguments for message in messages for call in tool_calls(message).values())
+    found = (call.arguments for message in messages for call in tool_calls(message))
     return [text if isinstance(text, str) else json.dumps(text) for text in found]
 
 

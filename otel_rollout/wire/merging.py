@@ -188,8 +188,8 @@ class Merging:
             members = target[key] = {} if old is None else old
             if members.get("name") and not value.get("name") and any(map(value.get, _ARGUMENTS)):
                 self._unnamed.add(id(members))
-            for name, part in value.items():
-                self.field(members, name, part, is_sure=is_sure)
+            for name in sorted(value, key="name".__ne__):  # it comes before its arguments
+                self.field(members, name, value[name], is_sure=is_sure)
         elif key == "name" and isinstance(value, str):
             self._name(target, value, is_sure=is_sure)
         elif key in _WHOLE and isinstance(value, str):

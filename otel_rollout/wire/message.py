@@ -250,10 +250,10 @@ def is_of_model(message: Json) -> bool:
     return "type" in message and isinstance(part_of(message), ToolCall | Media)
 
 
-def tool_calls(message: Json) -> dict[str, ToolCall]:
-    """The calls in a message of the model by id, which their results name; not those without."""
-    calls = (part for part in message_parts(message) if isinstance(part, ToolCall) and part.name)
-    return {call.id: call for call in calls if call.id}
+def tool_calls(message: Json) -> list[ToolCall]:
+    """The calls in a message of the model that have an id, which their results name."""
+    calls = [part for part in message_parts(message) if isinstance(part, ToolCall)]
+    return [call for call in calls if call.id and call.name]
 
 
 def tool_results(message: Json) -> Iterator[tuple[str, ToolResult]]:

@@ -86,6 +86,25 @@ def test_parallel_calls(recording: Recording, clients: Clients, stream: bool):
     assert trajectory.warnings == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_share_an_id_have_no_span(recording: Recording, clients: Clients, stream: bool):
+    """Nothing tells which result is of which, so none is drawn; in later turns an id comes again."""
+    same = [
+        ToolCall("add", '{"city": "Rome"}', id="x"),
+        ToolCall("add", '{"city": "Oslo"}', id="x"),
+    ]
+    again = [ToolCall("add", "{}", id="x")]
+    client = clients.sync(clients.serve([Reply(tool_calls=same), Reply(tool_calls=again), "done"]))
+    with rollout("agent"):
+        messages: list[Any] = [user("go")]
+        messages.append(chat(client, messages, stream=stream))
+        messages += [answer("x", "Rome's"), answer("x", "Oslo's")]
+        messages.append(chat(client, messages, stream=stream))
+        messages.append(answer("x", "3"))
+        chat(client, messages, stream=stream)
+    assert drawn(recording) == [("add", "x", "{}", "3")]
+
+
 def test_a_tool_of_its_own_is_not_drawn_again(recording: Recording, clients: Clients):
     """By `tool` with the id of the call, or without it; or by a framework, with the id."""
     calls = [*CALLS, ToolCall("third", "{}", id="call_3"), ToolCall("fourth", "{}", id="call_4")]
@@ -257,7 +276,7 @@ def test_every_shape_is_read(call_id: str, name: str, text: str):
         {"content": [{"toolUse": {"toolUseId": call_id, "name": name, "input": arguments}}]},
     ]
     for message in calls:
-        (call,) = tool_calls(message).values()
+        (call,) = tool_calls(message)
         assert (call.id, call.name, call.arguments) == (call_id, name, arguments)
         assert list(tool_results(message)) == []
     part = [{"type": "text", "text": text}]
@@ -270,7 +289,7 @@ def test_every_shape_is_read(call_id: str, name: str, text: str):
     for message in results:
         ((name, result),) = tool_results(message)
         assert (name, normalised_content(result.content), result.failed) == (call_id, text, False)
-        assert tool_calls(message) == {}
+        assert tool_calls(message) == []
 
 
 JSON = st.recursive(
@@ -293,7 +312,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_shape_is_survived(message: Any):
     """What a client or server sends may be anything."""
-    assert all(call.name for call in tool_calls(message).values())
+    assert all(call.name for call in tool_calls(message))
     assert all(call_id for call_id, _ in tool_results(message))
 
 

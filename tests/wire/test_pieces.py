@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from otel_rollout.wire import Merged, merge
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES, GEMINI = "/v1/responses", "/v1beta/models/m:streamGenerateContent"
 
+Draw = Callable[[st.SearchStrategy[Any]], Any]
 words = st.sampled_from(["It is", " warm", ".", " ü", "a", "{", '"x"', "\n"])
 arguments = st.dictionaries(
     st.sampled_from(["city", "day", "é"]), st.sampled_from(["Rome", "Oslo", 3, None]), max_size=2
@@ -92,7 +94,7 @@ manners = st.builds(
 )
 
 
-def cut(draw: st.DrawFn, text: str) -> list[str]:
+def cut(draw: Draw, text: str) -> list[str]:
     """A text in up to three pieces."""
     places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=2)))
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
@@ -113,7 +115,7 @@ def call_pieces(draw: st.DrawFn, call: Call, place: int, manner: Manner) -> list
     return found
 
 
-def mixed(draw: st.DrawFn, lists: list[list[Any]], *, is_interleaved: bool) -> list[Any]:
+def mixed(draw: Draw, lists: list[list[Any]], *, is_interleaved: bool) -> list[Any]:
     """The elements of all lists, each list in its order."""
     if not is_interleaved:
         return [each for one in lists for each in one]
@@ -289,8 +291,8 @@ def test_messages_are_what_was_sent_or_are_named(
     for place, block in enumerate(blocks_of(one)):
         name = {"thinking": "thinking", "text": "text", "tool_use": "partial_json"}[block["type"]]
         text = json.dumps(block["input"]) if name == "partial_json" else block[name]
-        empty = {"input": {}} if name == "partial_json" else {name: ""}
-        start = {"type": "content_block_start", "content_block": block | empty}
+        empty: dict[str, Any] = {"input": {}} if name == "partial_json" else {name: ""}
+        start: dict[str, Any] = {"type": "content_block_start", "content_block": block | empty}
         deltas = [{"type": "content_block_delta", "delta": {name: t}} for t in cut(data.draw, text)]
         stop = {"type": "content_block_stop"}
         pieces = [*([start] if has_starts else []), *deltas, stop]
@@ -336,7 +338,8 @@ def test_responses_are_what_was_sent_or_are_named(
     for place, item in enumerate(items):
         is_call = item["type"] == "function_call"
         name = "function_call_arguments" if is_call else "output_text"
-        begun = item | ({"arguments": ""} if is_call else {"content": []})
+        opened: dict[str, Any] = {"arguments": ""} if is_call else {"content": []}
+        begun = item | opened
         text = item["arguments"] if is_call else one.text
         id_ = {"item_id": item["id"]} if has_ids else {}
         at = {} if is_call else {"content_index": 0}

@@ -449,3 +449,28 @@ def test_labels_of_rewards_are_content():
         f"{MARK} poor",
     ]
     assert MARK not in text_of(recording.spans)
+
+
+def test_a_stream_that_contradicts_itself_is_not_recorded_where_it_is_redacted(
+    clients: Clients,
+) -> None:
+    """Its pieces cannot be redacted, and what they are put together to is not what came."""
+    recording = recording_with(redact=mask)
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    models = [{"content": f"my {MARK}"}, {"content": "x"}]
+    sent = [
+        {**head, "model": str(at), "choices": [{"index": 0, "delta": delta}]}
+        for at, delta in enumerate(models)
+    ]
+    lines = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in sent]
+    server = clients.serve(
+        Raw(chunks=[*lines, b"data: [DONE]\n\n"], content_type="text/event-stream")
+    )
+    with rollout("agent"):
+        stream = clients.sync(server).chat.completions.create(
+            model="m", messages=ASKED, stream=True
+        )
+        list(stream)
+    (completion,) = recording.trajectory.completions
+    assert not completion.trainable
+    assert MARK not in str(completion.response)
