@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, defstruct
+from msgspec import UNSET
 
 from otel_rollout.wire.api import TRUNCATED, ModelApi
 from otel_rollout.wire.columns import columns_in
@@ -33,7 +33,6 @@ from otel_rollout.wire.json import (
     loads,
     loads_bounded,
     member_of,
-    read_strict,
     struct_of,
     try_loads,
 )
@@ -118,19 +117,7 @@ _REPLY = struct_of(
 )
 _TEXT = b'"output_text"'
 """The type of the parts of which log-probabilities are cut out: no model sees these."""
-_TEXT_DELTA = "response.output_text.delta"
 _NULL = Cut(b"null")
-_EVENT = defstruct(
-    "Event",
-    [
-        *(("type", str), ("response", Cut, _NULL), ("error", None, None), ("delta", str, "")),
-        ("item", Cut, _NULL),
-    ],
-    gc=False,
-)
-"""An event of a stream; one with an error is not read so."""
-_named: Bounded[Any] = Bounded(defstruct("Named", [("id", Any, None), ("model", Any, None)]))
-_events: Bounded[Any] = Bounded(list_of(_EVENT), is_read=False)
 _ITEMS = "items()"
 """What is known of a reply that is partly read: its items."""
 _has_logprobs = re.compile(r'"logprobs"\s*:\s*\[\s*\{').search
@@ -223,15 +210,6 @@ class Responses(ModelApi):
         known = {"output": partial(columns_in, cuts), _ITEMS: Items(texts)}
         found.output = UNSET
         return PartlyRead({**as_objects(found), "output": PASSED}, whole, known=known)
-
-    def read_chunks(self, datas: Sequence[str]) -> list[Json] | None:
-        """The chunks; of a stream whose last event repeats what came before it, that one alone."""
-        found = _events(f"[{','.join(datas)}]")
-        if found and found[-1].type in _LAST_EVENTS and "error" not in {e.type for e in found}:
-            response = read_strict.part(found[-1].response)
-            if response is not None and _repeats(found, response):
-                return [{"type": found[-1].type, "response": response}]
-        return super().read_chunks(datas)
 
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("response"), dict) or self.ends(chunk)
@@ -329,25 +307,6 @@ def _read_but_logprobs(item: dict[str, Json]) -> dict[int, Cut] | None:
                 cuts[place], part["logprobs"] = part["logprobs"], _NULL
             parts[place] = {key: loads(bytes(cut)) for key, cut in part.items()}
     return cuts
-
-
-def _repeats(events: Sequence[Any], response: Json) -> bool:
-    """True if a response has what the events before it brought, items and texts, and no other."""
-    output = member_of(response, "output")
-    begun = [_named.part(event.response) for event in events if event.response is not _NULL]
-    done = [event.item for event in events if event.type == "response.output_item.done"]
-    deltas = [event for event in events if event.delta]
-    if len({each and (each.id, each.model) for each in begun}) > 1 or not isinstance(output, list):
-        return False
-    if {event.type for event in deltas} - {_TEXT_DELTA} or not output:
-        return not any(event.delta or event.item is not _NULL for event in events)
-    is_itemised = any(event.item is not _NULL for event in events)
-    if is_itemised and [*map(read_strict.part, done)] != output:
-        return False
-    contents = [member_of(item, "content") for item in output]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    texts = (text_of(member_of(p, "text")) for p in parts if member_of(p, "type") == "output_text")
-    return not deltas or "".join(filter(None, texts)) == "".join(event.delta for event in deltas)
 
 
 def _merge_event(items: Elements, event: Chunk, merging: Merging) -> None:

@@ -88,7 +88,7 @@ def test_parallel_calls(recording: Recording, clients: Clients, stream: bool):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_that_share_an_id_have_no_span(recording: Recording, clients: Clients, stream: bool):
-    """Nothing tells which result is of which, so none is drawn; in later turns an id comes again."""
+    """Nothing tells which result is of which; in a later turn an id may come again."""
     same = [
         ToolCall("add", '{"city": "Rome"}', id="x"),
         ToolCall("add", '{"city": "Oslo"}', id="x"),

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from otel_rollout.wire import (
     Json,
-    ModelApi,
     alternatives,
     api_of,
     merge,
@@ -29,7 +28,6 @@ from otel_rollout.wire.choices import merge_choices
 from otel_rollout.wire.conversation import extend_with, path_messages
 from otel_rollout.wire.json import PartlyRead
 from otel_rollout.wire.merging import Merging
-from otel_rollout.wire.responses import Responses
 
 CHAT = "/chat/completions"
 _numbers = st.floats(-1e3, 0) | st.sampled_from([-9999.0, 0, -1, None, -1e39, True])
@@ -370,54 +368,6 @@ def test_a_response_gives_what_was_sent(sent: Json) -> None:
         assert [id(item) for item in ours.items] == [id(item) for item in ours.items]
         assert [path_messages(path) for path in paths] == [list(expected.items)] * 2
     assert wholly_read(found) == plain
-
-
-_events = st.lists(
-    st.fixed_dictionaries(
-        {
-            "type": st.sampled_from(
-                ["response.created", "response.output_text.delta", "response.completed", "error"]
-            )
-        },
-        optional={
-            "response": st.none() | st.just({"id": "r", "output": [{"n": 1.0}]}),
-            "delta": st.just("a") | st.sampled_from([None, {"error": "x"}, 1]),
-            "error": st.none() | st.sampled_from(["", {"message": "m"}]),
-            "output_index": st.just(0),
-            "item": st.just({"type": "message", "content": []}),
-        },
-    ),
-    max_size=4,
-)
-_COMPLETED = {"type": "response.completed", "response": {"id": "r", "output": [], "error": None}}
-
-
-@given(_events, st.sampled_from([[], [_COMPLETED]]), st.booleans())
-def test_a_stream_of_a_response_is_merged_as_if_it_were_read(
-    sent: list[Json], end: list[Json], is_named: bool
-) -> None:
-    """Whatever its events have, and whether or not it ends."""
-    events = "".join(
-        (f"event: {each['type']}\n" if is_named else "") + f"data: {json.dumps(each)}\n\n"
-        for each in [*sent, *end]
-    )
-    found = merge(events, path=RESPONSES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Responses, "read_chunks", ModelApi.read_chunks)
-        assert repr(found) == repr(merge(events, path=RESPONSES))
-
-
-def test_of_a_whole_stream_of_a_response_the_last_event_is_read() -> None:
-    delta = {"type": "response.output_text.delta", "delta": "a", "logprobs": [{"token": "a"}]}
-    api = api_of(RESPONSES)
-    assert api is not None
-    item = {"type": "message", "content": [{"type": "output_text", "text": "aa"}]}
-    done = {"type": "response.output_item.done", "output_index": 0, "item": item}
-    last = {"type": "response.completed", "response": {"id": "r", "output": [item]}}
-    assert api.read_chunks([*map(json.dumps, [delta, delta, done, last])]) == [last]
-    assert api.read_chunks([*map(json.dumps, [delta, delta])]) == [delta, delta]
-    for sent in ([delta, done, last], [delta, delta, done, _COMPLETED]):  # it says otherwise
-        assert api.read_chunks([*map(json.dumps, sent)]) == sent
 
 
 def test_of_a_usual_response_nothing_is_read_for_its_key_and_its_numbers() -> None:
