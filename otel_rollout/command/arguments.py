@@ -36,6 +36,7 @@ _JOBS = option(
     default=1,
 )
 _JSON = flag("--json", "print JSON objects, one a line")
+_FORCE = flag("--force", "replace what is there already")
 _ROLLOUT_TIMEOUT = option(
     "--rollout-timeout",
     "S",
@@ -48,6 +49,7 @@ REBUILD = (
     argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     *_CHOICE[1:],
     argument("-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"),
+    _FORCE,
     option(
         "--kafka",
         "BROKERS",
@@ -119,6 +121,7 @@ VIEW = (
     *_READ,
     _ONLY,
     option("--html", "FILE", "write one page that needs no server, and end"),
+    _FORCE,
     argument("--port", type=int, default=0, help="default: a free one"),
     argument("--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"),
     flag("--no-browser", "only print the address"),
@@ -155,6 +158,7 @@ EXPORT = (
     ),
     option("--to", "NAME", "the trainer's format; see --list"),
     argument("-o", "--output", metavar="FILE", help="where to write"),
+    _FORCE,
     _OPTION,
     option(
         "--policy-lag",

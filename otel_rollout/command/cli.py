@@ -18,6 +18,7 @@ from importlib import import_module
 from otel_rollout.command import arguments as given
 from otel_rollout.command import descriptions as text
 from otel_rollout.command.argument_types import Argument, PrintVersion
+from otel_rollout.command.outputs import check_outputs
 from otel_rollout.errors import RolloutError
 from otel_rollout.terminal import note, sentence_about
 from otel_rollout.view import REQUIREMENTS
@@ -122,6 +123,7 @@ def _flush_or_drop() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_outputs(options)
     # Each verb is a module, imported when it is used: --help and --version need no client, no SDK.
     if options.verb in _LOOKING:
         module = import_module("otel_rollout.view")

@@ -38,7 +38,7 @@ def test_spans_and_trajectories_are_sources(recorded: Recording, tmp_path: Path,
     spans = spans_of(recorded, tmp_path / "spans.jsonl")
     whole = trajectories_of(recorded.trajectories, tmp_path / "trajectories.jsonl")
     for source in (spans, whole):
-        assert export(source, "-o", str(tmp_path / "rows")) == 0
+        assert export(source, "-o", str(tmp_path / "rows"), "--force") == 0
         rows = rows_in(tmp_path / "rows")
         assert by_place(rows) == by_place(expected(recorded.trajectories))
         assert rows[0]["advantage"] == -0.5

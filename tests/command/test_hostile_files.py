@@ -107,7 +107,7 @@ def test_nothing_that_is_shown_steers_the_terminal(
         for character in set(STEERS) - set("0;mine]2J[1mabc"):
             assert character not in out
             assert character not in err
-    main(["rebuild", str(path), "-o", str(tmp_path / "out")])
+    main(["rebuild", str(path), "-o", str(tmp_path / "out"), "--force"])
     assert "\x1b" not in capsys.readouterr().err
 
 
@@ -187,7 +187,10 @@ def test_a_small_span_stays_small(name: str, tmp_path: Path, capsys: Any):
     assert not any(c.trainable for c in trajectory.completions if c.span_id == bomb.span_id)
     size = len(dumps(trajectory.to_dict()))
     assert size < 5 * source.stat().st_size
-    for verb in (["rebuild", str(source), "-o", str(tmp_path / "out")], ["show", str(source)]):
+    for verb in (
+        ["rebuild", str(source), "-o", str(tmp_path / "out"), "--force"],
+        ["show", str(source)],
+    ):
         main(verb)
     assert len(capsys.readouterr().out) < 10_000
     assert (tmp_path / "out").stat().st_size == pytest.approx(size, abs=10)
@@ -209,9 +212,18 @@ def test_hostile_files_end_with_a_sentence(recording: Recording, tmp_path: Path,
         Path(source).write_text(text, errors="backslashreplace")
         whole = {t.id: t for t in recording.trajectories}
         for verb in (
-            ["rebuild", source, "-o", target],
+            ["rebuild", source, "-o", target, "--force"],
             ["show", source],
-            ["export", source, "--to", "token-rows", "-o", f"{target}.rows", "--restart"],
+            [
+                "export",
+                source,
+                "--to",
+                "token-rows",
+                "-o",
+                f"{target}.rows",
+                "--restart",
+                "--force",
+            ],
         ):
             assert main(verb) in (0, 1), change.what
         for found in JsonlTrajectoryExporter.read(target):

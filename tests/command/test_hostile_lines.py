@@ -51,8 +51,8 @@ def verbs(source: str, folder: Path) -> dict[str, list[str]]:
         "check --json": ["check", source, "--json"],
         "drift": ["drift", source],
         "drift --json": ["drift", source, "--json"],
-        "export": ["export", source, "--to", "tokens", "-o", rows, "--restart"],
-        "view --html": ["view", source, "--html", page, "--no-cache"],
+        "export": ["export", source, "--to", "tokens", "-o", rows, "--restart", "--force"],
+        "view --html": ["view", source, "--html", page, "--no-cache", "--force"],
     }
 
 
@@ -238,7 +238,7 @@ def test_what_an_exporter_stumbles_over_is_left_out(
         return rows(exporter, group)
 
     monkeypatch.setattr(TokenRows, "rows", stumbling)
-    export = ["export", str(source), "--to", "tokens", "-o", str(target), "--restart"]
+    export = ["export", str(source), "--to", "tokens", "-o", str(target), "--restart", "--force"]
     assert main(export) == 1
     assert "'odd': damaged (TypeError('a text for a number'))" in capsys.readouterr().err
     ids = {json.loads(line)["trajectory_id"] for line in target.read_text().splitlines()}
@@ -257,7 +257,7 @@ def interrupted(
     """The command line of an export that was interrupted, and a copy of what it left."""
     source, target = tmp_path / "some.jsonl", tmp_path / "rows.jsonl"
     written(source, few, few[0])
-    export = ["export", str(source), "--to", "tokens", "-o", str(target)]
+    export = ["export", str(source), "--to", "tokens", "-o", str(target), "--force"]
     groups: list[str | None] = []
 
     def stopping(exporter: TokenRows, group: TrajectoryGroup) -> Any:

@@ -101,7 +101,7 @@ async def test_what_is_left_out_is_not_there_and_is_reported(
     clients: Clients, tmp_path: Path, capsys: Any, jobs: int
 ):
     source = trajectories_of(await several_versions(clients), tmp_path / "t")
-    to = ["--to", "tokens", "-o", str(tmp_path / "rows"), "--jobs", str(jobs)]
+    to = ["--to", "tokens", "-o", str(tmp_path / "rows"), "--jobs", str(jobs), "--force"]
     assert main(["export", *to, source, "--policy-lag", "2"]) == 0
     kept = {(row["group_id"], row["trajectory_id"]) for row in rows_in(tmp_path / "rows")}
     assert Counter(group for group, _ in kept) == {"g2": 4, "g4": 4}

@@ -146,7 +146,9 @@ def test_a_source_that_is_not_there(
     target = tmp_path / "out"
     if before is not None:
         target.write_bytes(before)
-    assert main(["rebuild", source, str(tmp_path / "typo.jsonl"), "-o", str(target)]) == 1
+    assert (
+        main(["rebuild", source, str(tmp_path / "typo.jsonl"), "-o", str(target), "--force"]) == 1
+    )
     assert "typo.jsonl: No such file or directory" in capsys.readouterr().err
     assert (target.read_bytes() if target.exists() else None) == before
     assert len(list(tmp_path.iterdir())) == (1 if before is None else 2)
@@ -169,19 +171,19 @@ def test_a_failure_while_writing_leaves_what_was_there(recorded: Recording, tmp_
 
     with pytest.MonkeyPatch.context() as context:
         context.setattr(Trajectory, "to_json", failing)
-        assert main(["rebuild", source, "-o", str(target)]) == 1
+        assert main(["rebuild", source, "-o", str(target), "--force"]) == 1
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "spans.jsonl"]
 
 
-def test_the_output_may_be_a_source_a_link_or_a_pipe(recorded: Recording, tmp_path: Path):
-    """A file may be replaced by what is made of it; a link stays one; a pipe is written to."""
+def test_the_output_may_be_a_link_or_a_pipe(recorded: Recording, tmp_path: Path):
+    """A link stays one; a pipe is written to."""
     both = written(tmp_path / "both", lines(recorded.spans))
     link = tmp_path / "link"
-    link.symlink_to(both)
-    assert main(["rebuild", str(link), "-o", str(link)]) == 0
+    link.symlink_to(tmp_path / "made")
+    assert main(["rebuild", str(both), "-o", str(link)]) == 0
     assert link.is_symlink()
-    assert list(JsonlTrajectoryExporter.read(both)) == list(recorded.trajectories)
+    assert list(JsonlTrajectoryExporter.read(link)) == list(recorded.trajectories)
     source = written(tmp_path / "spans", lines(recorded.spans))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -210,7 +212,7 @@ def test_nothing_to_write_leaves_the_former_file(content: str, tmp_path: Path, c
     source = written(tmp_path / "spans.jsonl", content)
     target = tmp_path / "out"
     target.write_bytes(b"good")
-    assert main(["rebuild", source, "-o", str(target)]) == 1
+    assert main(["rebuild", source, "-o", str(target), "--force"]) == 1
     assert target.read_bytes() == b"good"
     said = capsys.readouterr().err
     assert f"{source}: there is no span in it" in said
