@@ -42,7 +42,7 @@ fuzz: $(READY)  ## spans, lines, files and texts that are changed at random, for
 
 dist: .venv-dist/.ready  ## wheels of the core and of every exporter, into dist/
 	rm -rf dist
-	.venv-dist/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist . $(EXPORTERS:%/pyproject.toml=./%)
+	.venv-dist/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist . ./formats $(EXPORTERS:%/pyproject.toml=./%)
 
 test-install: $(READY) dist  ## the README's lines that install, in empty environments
 	$(BIN)/python -m pytest -m install $(or $(TESTS),tests/test_install.py)
@@ -167,21 +167,21 @@ LOOSE := frameworks trainers trackers servers phoenix agents docs# their package
 PIP := -m pip --disable-pip-version-check install --quiet
 install = VIRTUAL_ENV=$(CURDIR)/$(1) $(BIN)/uv pip install --quiet $(2) 2>/dev/null || $(1)/bin/python $(PIP) $(2)
 
-$(READY): requirements/newest.txt pyproject.toml
+$(READY): requirements/newest.txt pyproject.toml formats/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	-@awk '/^[a-z]/ {wanted = /^uv==/} wanted' $< > $(VENV)/uv.txt && $(BIN)/python $(PIP) --require-hashes -r $(VENV)/uv.txt
 	@$(call install,$(VENV),--require-hashes -r $<)
-	@$(call install,$(VENV),--no-deps --no-build-isolation -e .)
+	@$(call install,$(VENV),--no-deps --no-build-isolation -e . -e ./formats)
 	@touch $@
 
 .venv-%/.ready: requirements/%.txt | $(READY)
 	$(PYTHON) -m venv .venv-$*
 	@$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
-	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
+	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . -e ./formats $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
 	@touch $@
 
-$(OWN:%=.venv-%/.ready): pyproject.toml
+$(OWN:%=.venv-%/.ready): pyproject.toml formats/pyproject.toml
 .venv-trainers/.ready: $(EXPORTERS)
 
 .agents/.ready: tests/agents/package.json $(wildcard tests/agents/clients/*/*)

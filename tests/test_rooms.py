@@ -295,6 +295,7 @@ LATER_IMPORTS = {
     "wiring.py": "the gateway, for rollouts that ask for one",
     "view/jobs.py": "processes, for --jobs alone",
     "first_use.py": "what waits for the import of another module",
+    "rebuild/plugins.py": "the registry of packages, for formats of others alone",
     "providers.py": "the SDK's metrics, where they are asked for",
     "view/verbs/view.py": "the server's packages, which --html does not need",
     "otlp/encoding.py": "protobuf, where spans are sent over it",

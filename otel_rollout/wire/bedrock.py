@@ -16,7 +16,7 @@ from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps, member_of
-from otel_rollout.wire.merging import Element, Elements, Merging, finish, finished_json
+from otel_rollout.wire.merging import Elements, Merging, finish, finished_json
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import Media, Members, Other, Part, Text, ToolCall, ToolResult
 
@@ -92,11 +92,7 @@ class Converse(ModelApi):
             if kind == "messageStart":
                 message["role"] = event["role"]
             elif kind in ("contentBlockStart", "contentBlockDelta"):
-                piece, index = event.get("start") or event.get("delta") or {}, _index(event)
-                block = None if kind == "contentBlockStart" else blocks.find(index)
-                if block is None or (index is None and block.keys().isdisjoint(piece)):
-                    block = blocks.open(index)
-                _merge_block(block, piece, merging)
+                _merge_block(blocks, event, merging)
             elif kind in ("messageStop", "metadata"):
                 body |= {name: value for name, value in event.items() if name != "p"}
         merging.check_calls(block for block in blocks.in_order() if "toolUse" in block)
@@ -125,13 +121,14 @@ class Converse(ModelApi):
         return str(spec.get("name")) if isinstance(spec, Mapping) else None
 
 
-def _index(event: Chunk) -> Json:
-    return event.get("contentBlockIndex")
-
-
-def _merge_block(block: Element, delta: Mapping[str, Json], merging: Merging) -> None:
-    """Add a start or a delta to its block."""
-    for kind, value in delta.items():
+def _merge_block(blocks: Elements, event: Chunk, merging: Merging) -> None:
+    """Add a start or a delta to its block; that of a text has no start."""
+    index = event.get("contentBlockIndex")
+    block = None if "start" in event else blocks.find(index)
+    piece: Mapping[str, Json] = event.get("start") or event.get("delta") or {}
+    if block is None or (index is None and block.keys().isdisjoint(piece)):
+        block = blocks.open(index)
+    for kind, value in piece.items():
         if kind == "citation":
             merging.field(block, kind, [value])
         elif isinstance(value, list):  # of the result of a tool that the server ran

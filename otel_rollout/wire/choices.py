@@ -204,20 +204,17 @@ def merge_choices(chunks: Sequence[Chunk], merging: Merging) -> dict[str, Any]:
     for chunk in chunks:
         for key, value in chunk.items():
             if key == "choices":
-                is_one = not value or len(value) == 1
-                for place, choice in enumerate(value or ()):
-                    merged = choices.of(choice.get("index"), place=None if is_one else place)
+                for merged, choice in choices.each(value or ()):
                     _merge_choice(merged, choice, merging)
-            elif key == _EXTENSION and isinstance(value, dict) and isinstance(body.get(key), dict):
-                body[key] = {**body[key], **value}
+            elif key == _EXTENSION and isinstance(value, dict):
+                body[key] = {**(body.get(key) or {}), **value}
             elif (value is not None or key not in body) and key != _PADDING:
                 body[key] = value
-    if body.get("object") == "chat.completion.chunk":
-        body["object"] = "chat.completion"
     found = {place if c.index is None else c.index: c for place, c in enumerate(choices.in_order())}
     _check(chunks, choices, merging)
-    if not _NAMING.isdisjoint((*body, *next(iter(found.values()), ()))):
-        _add_versions(found, chunks)
+    if body.get("object") == "chat.completion.chunk":
+        body["object"] = "chat.completion"
+    _add_versions(body, found, chunks)
     body["choices"] = [_with_cut(finish({"index": i, **each})) for i, each in found.items()]
     return body
 
@@ -251,7 +248,7 @@ def _joined(chunks: list[Any]) -> list[Any]:
     pieces: list[_Piece] = []
     for chunk in chunks:
         piece = _taken(chunk)
-        if piece and pieces and chunk == found[-1]:
+        if piece and pieces and chunk == found[-1] and not chunk.choices[0].finish_reason:
             pieces.append(piece)
             continue
         _put_back(found, pieces)
@@ -271,8 +268,6 @@ def _taken(chunk: Any) -> _Piece | None:
     if not choices or len(choices) > 1 or chunk.usage or chunk.prompt_token_ids:
         return None
     choice = choices[0]
-    if choice.finish_reason:
-        return None
     delta, ids, logprobs = choice.delta, choice.token_ids or [], choice.logprobs
     if type(delta) is not dict or type(text := delta.get("content")) is not str:
         return None
@@ -375,8 +370,7 @@ def _merge_tool_calls(
     message: dict[str, Any], deltas: list[dict[str, Json]], merging: Merging
 ) -> None:
     calls = message.setdefault("tool_calls", Elements())
-    for place, delta in enumerate(deltas):
-        call = calls.of(delta.get("index"), delta.get("id"), place if len(deltas) > 1 else None)
+    for call, delta in calls.each(deltas):
         is_sure = call.key is not None and not call.is_guessed
         for key, value in delta.items():
             if key != "index":
@@ -386,8 +380,12 @@ def _merge_tool_calls(
 # --- versions of the weights, which may change while a stream runs
 
 
-def _add_versions(choices: Mapping[int, Element], chunks: Iterable[Chunk]) -> None:
+def _add_versions(
+    body: Mapping[str, Json], choices: Mapping[int, Element], chunks: Iterable[Chunk]
+) -> None:
     """Give merged choices the spans of the versions that their chunks name, as SGLang has them."""
+    if _NAMING.isdisjoint((*body, *next(iter(choices.values()), ()))):
+        return
     found = _versions_in(chunks)
     for index, merged in choices.items():
         known, spans = version_spans(merged, {}), found.get(index)

@@ -211,9 +211,7 @@ class GenerateContent(ModelApi):
             merging.same("id", chunk.get("responseId"))
             merging.same("model", chunk.get("modelVersion"))
             merging.members(body, {k: v for k, v in chunk.items() if k != "candidates"})
-            pieces = chunk.get("candidates") or ()
-            for place, piece in enumerate(pieces):
-                found = candidates.of(piece.get("index"), place=place if len(pieces) > 1 else None)
+            for found, piece in candidates.each(chunk.get("candidates") or ()):
                 _merge_candidate(found, piece, merging)
         if len(candidates):
             merging.check_choices(candidates)

@@ -12,14 +12,14 @@ Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from otel_rollout.wire.json import Json, try_loads
 
-_WHOLE = ("role", "id", "type")
-"""Texts that a server may repeat, but never sends in pieces."""
+_WHOLE = ("role", "id", "type", "name")
+"""Texts that a server may repeat, but does not send in pieces, a name aside."""
 SO_FAR = ("policy_token_spans", "weight_versions")
 """Lists that a chunk has whole, as far as they came."""
 _GROWING = ("text", "thinking")
@@ -96,35 +96,30 @@ class Elements:
             return self._at.get(number)
         return found or (self._all[-1] if self._all else None)
 
-    def of(self, index: Json, key: Json = None, place: int | None = None) -> Element:
-        """The element of a piece that may open one: where it has an id or an index that is new.
+    def each(self, pieces: Sequence[Any]) -> Iterator[tuple[Element, Any]]:
+        """The pieces of a chunk, each with its element: one with a new id or index opens that."""
+        for place, piece in enumerate(pieces):
+            index, key = index_of(piece.get("index")), piece.get("id")
+            key = key if isinstance(key, str) and key else None
+            found = self._matching(index, key, place if len(pieces) > 1 else len(self._all) - 1)
+            if found is None:
+                found = self.open(index, key)
+            elif index is not None:
+                self._at[index] = found
+            if key is None and len(self._all) > 1 and (index is None or index in self._shared):
+                found.is_guessed = True
+            found.key = found.key or key
+            yield found, piece
 
-        place: its place among several pieces of one chunk. None: it came alone.
-        """
-        number, key = index_of(index), key if isinstance(key, str) and key else None
-        if number is not None:
-            found = self._at.get(number)
-            if found is not None and key and found.key not in (None, key):
-                found = self._with(key, number)
-        elif key:
-            found = self._with(key, None)
-        elif place is not None:
-            found = self._all[place] if place < len(self._all) else None
-        else:
-            found = self._all[-1] if self._all else None
-        if found is None:
-            return self.open(index, key)
-        if number is not None:
-            self._at[number] = found
-        if key is None and len(self._all) > 1 and (number is None or number in self._shared):
-            found.is_guessed = True
-        found.key = found.key or key
+    def _matching(self, index: int | None, key: str | None, place: int) -> Element | None:
+        """The element with this id at this index, else the one at its place."""
+        found = None if index is None else self._at.get(index)
+        if key and (found is None or found.key not in (None, key)):
+            same = (e for e in reversed(self._all) if e.key == key and index in (None, e.index))
+            return next(same, None)
+        if index is None and 0 <= place < len(self._all):
+            return self._all[place]
         return found
-
-    def _with(self, key: str, index: int | None) -> Element | None:
-        return next(
-            (e for e in reversed(self._all) if e.key == key and index in (None, e.index)), None
-        )
 
     def in_order(self) -> list[Element]:
         """By their indexes where each has one of its own, else as they began."""
@@ -185,17 +180,10 @@ class Merging:
         """
         old = target.get(key)
         if isinstance(value, dict) and (old is None or isinstance(old, dict)):
-            members = target[key] = {} if old is None else old
-            if members.get("name") and not value.get("name") and any(map(value.get, _ARGUMENTS)):
-                self._unnamed.add(id(members))
-            for name in sorted(value, key="name".__ne__):  # it comes before its arguments
-                self.field(members, name, value[name], is_sure=is_sure)
-        elif key == "name" and isinstance(value, str):
-            self._name(target, value, is_sure=is_sure)
+            target[key] = {} if old is None else old
+            self._object(target[key], value, is_sure=is_sure)
         elif key in _WHOLE and isinstance(value, str):
-            if old and value and old != value:
-                self.changed(key, old, value)
-            target[key] = old or value
+            self._whole_text(target, key, value, is_sure=is_sure)
         elif old is None:
             if value is not None or key not in target:
                 target[key] = _first_piece(value)
@@ -205,6 +193,21 @@ class Merging:
             old.extend(value)
         elif value is not None:
             target[key] = value
+
+    def _object(self, members: dict[str, Any], added: dict[str, Json], *, is_sure: bool) -> None:
+        if members.get("name") and not added.get("name") and any(map(added.get, _ARGUMENTS)):
+            self._unnamed.add(id(members))
+        for name in sorted(added, key="name".__ne__):  # it comes before its arguments
+            self.field(members, name, added[name], is_sure=is_sure)
+
+    def _whole_text(self, target: dict[str, Any], key: str, text: str, *, is_sure: bool) -> None:
+        if key == "name":
+            self._name(target, text, is_sure=is_sure)
+            return
+        old = target.get(key)
+        if old and text and old != text:
+            self.changed(key, old, text)
+        target[key] = old or text
 
     def _name(self, call: dict[str, Any], name: str, *, is_sure: bool) -> None:
         """A name that comes again is the same one; it may grow until its arguments begin."""

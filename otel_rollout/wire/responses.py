@@ -364,15 +364,15 @@ def _either(one: Json, other: Json, merging: Merging) -> Json:
 
     Where they contradict each other, that is noted, and what came first counts.
     """
-    if one in _EMPTY or other in _EMPTY:
-        return one if other in _EMPTY else other
+    if other in _EMPTY or one == other:
+        return one
+    if one in _EMPTY or _same_json(one, other):
+        return other
     if isinstance(one, dict) and isinstance(other, dict):
         said = {name: one[name] for name in one if name in _SAID and one[name] not in _EMPTY}
         return other | {k: _either(v, other.get(k), merging) for k, v in said.items()}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [_either(*pair, merging) for pair in zip(one, other, strict=True)]
-    if one == other or _same_json(one, other):
-        return other
     merging.contradicts(
         f"the stream says first {str(one)!r:.60} and then {str(other)!r:.60} of the same"
     )

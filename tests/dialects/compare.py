@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from otel_rollout_formats.products import id_of
+
 from otel_rollout import Completion, Trajectory, reconstruct
 from otel_rollout.otlp import read_json_lines
 from otel_rollout.rebuild.dialects.call import Dialect, Fact
-from otel_rollout.rebuild.dialects.products import id_of
-from otel_rollout.rebuild.dialects.reader import DIALECTS
+from otel_rollout.rebuild.dialects.reader import dialects
 from otel_rollout.spans.exchange import Exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire import merge
@@ -23,7 +24,7 @@ from tests.dialects.differences import Difference, in_reply, in_request
 from tests.dialects.record import RECORDED as RECORDED
 from tests.dialects.record import REPLIES
 
-ALL = [dialect.name for dialect in DIALECTS]
+ALL = [dialect.name for dialect in dialects()]
 NAMES = [name for name in ALL if name != "anthropic"]
 """Dialects of which runs of the OpenAI client were recorded; the other has scenarios of its own."""
 SAME_WIRE = {"langfuse": "langsmith", "weave": "langsmith"}
@@ -137,9 +138,9 @@ def table() -> str:
     rows: dict[str, list[str]] = {}
     for what, scenario in UNSEEN.items():
         rows.setdefault(_lost_by({name: _seen(name, scenario) for name in ALL}), []).append(what)
-    declared = {fact for d in DIALECTS for fact in d.loses | d.loses_in_streams}
+    declared = {fact for d in dialects() for fact in d.loses | d.loses_in_streams}
     for fact in filter(declared.__contains__, Fact):
-        kept = _lost_by({dialect.name: _kept(dialect, fact) for dialect in DIALECTS})
+        kept = _lost_by({dialect.name: _kept(dialect, fact) for dialect in dialects()})
         rows.setdefault(kept, []).append(fact.value)
     cells = [("what", "not kept by"), ("---", "---")]
     cells += [("; ".join(whats), losers) for losers, whats in rows.items() if losers]

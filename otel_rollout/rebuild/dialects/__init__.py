@@ -5,9 +5,9 @@ bytes on the wire: it names its dialect (`source`) and the facts that the dialec
 Anything that a single span should have and lacks is its `damage`; a damaged call is not trained.
 Roles, rewards and the order of calls are never inferred from names.
 
-To add a dialect: a module with a `DIALECT`, its entry in `DIALECTS`, and a recording of the real
-instrumentation in `tests/dialects` (README there), which shows what it keeps. A product whose
-exports are to be read has a `dump` in its dialect (`products.py`).
+To add a dialect: a module with a `DIALECT`, its entry in `dialects` or an entry point
+`otel_rollout_dialect` (`formats/`), and a recording of the real instrumentation in `tests/dialects`
+(README there), which shows what it keeps. A product whose exports are to be read has a `dump`.
 They are imported for the first foreign span.
 """
 

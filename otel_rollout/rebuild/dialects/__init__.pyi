@@ -1,8 +1,13 @@
 from otel_rollout.rebuild.dialects.call import KEPT_BY_NONE as KEPT_BY_NONE
+from otel_rollout.rebuild.dialects.call import Dialect as Dialect
+from otel_rollout.rebuild.dialects.call import Dump as Dump
 from otel_rollout.rebuild.dialects.call import Fact as Fact
 from otel_rollout.rebuild.dialects.call import ForeignCall as ForeignCall
+from otel_rollout.rebuild.dialects.call import chat_tool_call as chat_tool_call
+from otel_rollout.rebuild.dialects.call import check_not_empty as check_not_empty
 from otel_rollout.rebuild.dialects.call import lost_in as lost_in
 from otel_rollout.rebuild.dialects.call import objects as objects
+from otel_rollout.rebuild.dialects.call import structure as structure
 from otel_rollout.rebuild.dialects.call import usage as usage
 from otel_rollout.rebuild.dialects.call import without_none as without_none
 from otel_rollout.rebuild.dialects.reader import error_of as error_of

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.dialects import (
     anthropic,
     genai,
-    langfuse,
-    langsmith,
-    litellm,
     logfire,
     openinference,
     openllmetry_flat,
-    weave,
 )
 from otel_rollout.rebuild.dialects.call import (
     Dialect,
@@ -27,24 +24,25 @@ from otel_rollout.rebuild.dialects.call import (
     check_flags,
     check_roles,
 )
+from otel_rollout.rebuild.plugins import installed
 from otel_rollout.spans import Exchange, SpanRecord, absent, members_of
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
-DIALECTS = (
-    langsmith.DIALECT,
-    langfuse.DIALECT,
-    weave.DIALECT,
-    litellm.DIALECT,
-    openinference.DIALECT,
-    logfire.DIALECT_V1,
-    openllmetry_flat.DIALECT,
-    genai.OPENLLMETRY,
-    logfire.DIALECT,
-    anthropic.DIALECT,
-    genai.DIALECT_V2,
-    genai.DIALECT,
-)
-"""All dialects. Where several would read a span, the first of them does."""
+
+@cache
+def dialects() -> tuple[Dialect, ...]:
+    """All dialects. Where several would read a span, the first of them does."""
+    return (
+        *installed("otel_rollout_dialect"),
+        openinference.DIALECT,
+        logfire.DIALECT_V1,
+        openllmetry_flat.DIALECT,
+        genai.OPENLLMETRY,
+        logfire.DIALECT,
+        anthropic.DIALECT,
+        genai.DIALECT_V2,
+        genai.DIALECT,
+    )
 
 
 def spans_of_record(row: Json) -> Iterator[SpanRecord] | None:
@@ -52,7 +50,7 @@ def spans_of_record(row: Json) -> Iterator[SpanRecord] | None:
 
     SpanFormatError for one that is not as the product writes it.
     """
-    for dialect in DIALECTS:
+    for dialect in dialects():
         if dialect.dump is not None and isinstance(row, dict) and dialect.dump.holds(row):
             return _spans_of(row, dialect.name, dialect.dump)
     return None
@@ -67,7 +65,7 @@ def _spans_of(row: Mapping[str, Json], product: str, dump: Dump) -> Iterator[Spa
 
 def dialect_of(span: SpanRecord) -> Dialect | None:
     """The dialect in which this span is a model call. None: it is no model call."""
-    return next((dialect for dialect in DIALECTS if dialect.recognises(span)), None)
+    return next((dialect for dialect in dialects() if dialect.recognises(span)), None)
 
 
 def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:

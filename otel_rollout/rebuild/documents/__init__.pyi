@@ -1,3 +1,11 @@
+from otel_rollout.rebuild.documents.calls import Calls as Calls
+from otel_rollout.rebuild.documents.calls import Format as Format
+from otel_rollout.rebuild.documents.calls import Members as Members
+from otel_rollout.rebuild.documents.calls import chat_reply as chat_reply
+from otel_rollout.rebuild.documents.calls import digest as digest
+from otel_rollout.rebuild.documents.calls import nanoseconds as nanoseconds
+from otel_rollout.rebuild.documents.calls import sampled as sampled
+from otel_rollout.rebuild.documents.calls import text as text
 from otel_rollout.rebuild.documents.reader import CaptureState as CaptureState
 from otel_rollout.rebuild.documents.reader import Documents as Documents
 from otel_rollout.rebuild.documents.reader import documents_in as documents_in

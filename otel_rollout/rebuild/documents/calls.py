@@ -36,6 +36,10 @@ class Format:
     """True if a JSON object is a document of it."""
     read: Callable[[Members], Iterator[Trajectory]]
     """The trajectories of a document; the first is its own. Raises anything for another shape."""
+    is_list: Callable[[Json], bool] | None = None
+    """True if a JSON value is a list which is a document. None: no list is."""
+    list_member: str = ""
+    """The member under which such a list is a document."""
 
 
 class Calls:

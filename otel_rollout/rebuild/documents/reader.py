@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.rebuild.documents import atif, mini_swe, pydantic_ai, token_entries
-from otel_rollout.rebuild.documents.calls import Members
+from otel_rollout.rebuild.documents import atif, token_entries
+from otel_rollout.rebuild.documents.calls import Format, Members
+from otel_rollout.rebuild.plugins import installed
 from otel_rollout.spans import digest_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.wire import Json
 
-FORMATS = (atif.FORMAT, mini_swe.FORMAT, mini_swe.FORMAT_OF_MESSAGES, pydantic_ai.FORMAT)
-"""All formats. Where several would read a document, the first of them does."""
-_KEYS = "|".join(sorted({*token_entries.KEYS, *(k for each in FORMATS for k in each.keys)}))
+_OF_OTHERS = (
+    *("trajectory_format", "info", "messages", "instance_id", "chat_messages", "role", "content"),
+    *("parts", "conversation_id"),
+)
+"""Members with one of which a document of other distributions' formats begins: these are loaded
+for one alone."""
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """All formats. Where several would read a document, the first of them does."""
+    return atif.FORMAT, *installed("otel_rollout_source")
+
+
+_KEYS = "|".join(sorted({*token_entries.KEYS, *atif.FORMAT.keys, *_OF_OTHERS}))
 # Our own lines begin with a number for `schema_version`, too.
 _VERSION = r'schema_version"\s*:\s*(?:"|\d+\s*,\s*"rollout_id")'
 may_be_document = re.compile(
@@ -26,10 +40,9 @@ may_be_document = re.compile(
 
 def documents_in(data: Json) -> list[Json]:
     """The documents of a JSON value: a list of them, or one, which may be a list of messages."""
-    if pydantic_ai.is_history(data):
-        return [{pydantic_ai.HISTORY: data}]
-    if mini_swe.is_messages(data):
-        return [{mini_swe.MESSAGES: data}]
+    named = (each.list_member for each in formats() if each.is_list and each.is_list(data))
+    if (name := next(named, None)) is not None:
+        return [{name: data}]
     return data if isinstance(data, list) else [data]
 
 
@@ -62,7 +75,7 @@ class Documents:
         if token_entries.recognises(members):
             self._entries.setdefault(token_entries.checked(members), []).append(members)
             return
-        found = next((each for each in FORMATS if each.recognises(members)), None)
+        found = next((each for each in formats() if each.recognises(members)), None)
         if found is None:
             got = ", ".join(map(repr, list(members)[:5])) if members else type(data).__name__
             raise SpanFormatError(f"{_NO_DOCUMENT}; got {got}")
@@ -107,7 +120,7 @@ class Documents:
 
 
 _NO_DOCUMENT = (
-    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, one of "
-    "mini-swe-agent, which has trajectory_format, a list of chat messages, a history of Pydantic "
-    "AI, which is a list of messages with parts, or a token entry of NeMo Gym"
+    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, a token "
+    "entry of NeMo Gym, or, where otel-rollout-formats is installed, a trajectory of "
+    "mini-swe-agent, a list of chat messages or a history of Pydantic AI"
 )

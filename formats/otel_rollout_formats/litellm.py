@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects.call import Dialect, Dump, Fact, ForeignCall
-from otel_rollout.rebuild.dialects.products import (
+from otel_rollout.rebuild.dialects import Dialect, Dump, Fact, ForeignCall
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json
+from otel_rollout_formats.products import (
     CALL,
     EMBEDDING,
     INPUT,
@@ -22,8 +24,6 @@ from otel_rollout.rebuild.dialects.products import (
     span_of,
     take_bodies,
 )
-from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json
 
 SCOPE = "litellm"
 _MEMBERS = {"responses": "input", "text_completion": "prompt"}

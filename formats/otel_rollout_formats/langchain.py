@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from otel_rollout.rebuild.dialects.call import (
+from otel_rollout.rebuild.dialects import (
     Fact,
     ForeignCall,
     chat_tool_call,
     objects,
     without_none,
 )
-from otel_rollout.rebuild.dialects.products import an_object, usage_by_kind
 from otel_rollout.wire import Json, dumps
+from otel_rollout_formats.products import an_object, usage_by_kind
 
 _ROLES = {
     "human": "user",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall
-from otel_rollout.rebuild.documents.calls import (
+from otel_rollout.rebuild.documents import (
     Calls,
     Format,
     Members,
@@ -168,4 +168,6 @@ FORMAT = Format(
     frozenset(("parts", "conversation_id")),
     lambda data: is_history(data.get(HISTORY)),
     _read,
+    is_history,
+    HISTORY,
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall
-from otel_rollout.rebuild.documents.calls import (
+from otel_rollout.rebuild.documents import (
     Calls,
     Format,
     Members,
@@ -141,4 +141,6 @@ FORMAT_OF_MESSAGES = Format(
     frozenset((MESSAGES, "role", "content")),
     lambda data: is_messages(data.get(MESSAGES)),
     _read_messages,
+    is_messages,
+    MESSAGES,
 )

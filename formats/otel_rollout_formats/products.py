@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects.call import (
+from otel_rollout.rebuild.dialects import (
     ForeignCall,
     check_not_empty,
     objects,

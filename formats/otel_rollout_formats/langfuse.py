@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from otel_rollout.rebuild.dialects.call import (
+from otel_rollout.rebuild.dialects import (
     KEPT_BY_NONE,
     Dialect,
     Dump,
@@ -18,7 +18,9 @@ from otel_rollout.rebuild.dialects.call import (
     structure,
     usage,
 )
-from otel_rollout.rebuild.dialects.products import (
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json
+from otel_rollout_formats.products import (
     an_object,
     as_json,
     member,
@@ -26,8 +28,6 @@ from otel_rollout.rebuild.dialects.products import (
     take_bodies,
     value_of,
 )
-from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json
 
 SCOPE = "langfuse-sdk"
 _PREFIX = "langfuse.observation."

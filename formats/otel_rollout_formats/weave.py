@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import langchain
-from otel_rollout.rebuild.dialects.call import Dialect, Dump, Fact, ForeignCall
-from otel_rollout.rebuild.dialects.products import (
+from otel_rollout.rebuild.dialects import Dialect, Dump, Fact, ForeignCall
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json
+from otel_rollout_formats import langchain
+from otel_rollout_formats.products import (
     CALL,
     INPUT,
     OUTPUT,
@@ -19,8 +21,6 @@ from otel_rollout.rebuild.dialects.products import (
     span_of,
     take_bodies,
 )
-from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json
 
 _SCOPE = "weave."
 _ASKED = ("messages", "input", "prompt")

@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import langchain
-from otel_rollout.rebuild.dialects.call import Dialect, Dump, Fact, ForeignCall, structure
-from otel_rollout.rebuild.dialects.products import (
+from otel_rollout.rebuild.dialects import Dialect, Dump, Fact, ForeignCall, structure
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json
+from otel_rollout_formats import langchain
+from otel_rollout_formats.products import (
     CALL,
     EMBEDDING,
     INPUT,
@@ -27,8 +29,6 @@ from otel_rollout.rebuild.dialects.products import (
     take_bodies,
     usage_by_kind,
 )
-from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json
 
 SCOPE = "langsmith"
 _KINDS = {"llm": CALL, "embedding": EMBEDDING}
