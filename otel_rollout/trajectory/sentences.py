@@ -147,8 +147,8 @@ UNCAPTURED_UNKNOWN = Sentence(
 UNCAPTURED = Sentence(
     "{count} {requests} to {path} went through {library} and {were} not captured",
     "incomplete",
-    "Use a client that is captured (`otel-rollout doctor` lists them), or send the calls through "
-    "the gateway.",
+    "Use a client that is captured (`otel-rollout doctor` lists them; LiteLLM is one), or send the "
+    "calls through the gateway.",
 )
 OUTSIDE = Sentence(
     "{count} {calls} {were} made outside any rollout while it ran, in {place}: if they are its "
