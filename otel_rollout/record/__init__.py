@@ -2,6 +2,7 @@
 
 from otel_rollout.record.added_fields import NOTHING as NOTHING
 from otel_rollout.record.added_fields import Added as Added
+from otel_rollout.record.added_fields import Refusals as Refusals
 from otel_rollout.record.added_fields import refusal_in as refusal_in
 from otel_rollout.record.attributes import end_attributes as end_attributes
 from otel_rollout.record.attributes import identity as identity

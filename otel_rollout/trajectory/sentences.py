@@ -347,6 +347,12 @@ NOT_ASKED = Sentence(
     "inexact",
     "Put request_token_ids=True into configure(), or `with request_token_ids():` around the calls.",
 )
+FIELDS_REFUSED = Sentence(
+    "{count} replies have no token ids: the server refused the fields that ask for them ({fields})",
+    "inexact",
+    "Nothing has to be done for single ones; if they are many, see the server's log for why, and "
+    "`otel-rollout doctor --server URL`.",
+)
 REWRITTEN = Sentence(
     "{replies} replies, {histories} histories: the client replays what was sampled in other words, "
     "first at completion {id}",

@@ -106,7 +106,7 @@ def _begin(
         recorder.request(sent, post.headers, post.url)
         return post.args, post.kwargs
 
-    call = ClientCall(recorder, lambda: None, added, plain, post.received)
+    call = ClientCall(recorder, lambda: None, added, plain, post.received, post.refusal)
     return call, post.args, post.kwargs
 
 

@@ -7,11 +7,13 @@ boto3 is; and lm15, the client on sockets of its own that DSPy brings.
 from __future__ import annotations
 
 import functools
+import io
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.record.transports.model_post import ModelPost, model_path
 
 
@@ -33,6 +35,14 @@ class RequestsPost(ModelPost):
             recorder.response(status, headers, content)
         elif recorder.response(status, headers):
             _record(response.raw, recorder)
+
+    def refusal(self, response: Any) -> Any:
+        if response._content is False:
+            raw, body = response.raw, response.raw.read(decode_content=False)
+            about = {name: getattr(raw, name) for name in ("headers", "status", "reason")}
+            response.raw = type(raw)(io.BytesIO(body), preload_content=False, **about)
+            return decoded(body, raw.headers.get("content-encoding")).decode("utf-8", "replace")
+        return response.text
 
 
 class CountedPost(ModelPost):
