@@ -35,6 +35,7 @@ _MOST = 1024
 """Kinds of requests that are told apart."""
 _LONGEST = 1 << 16
 """Characters of an error that are read."""
+_NO_VALUE = r"""(?!\\*["']\s*:\s*(?:[-\d\\"'\[{]|[Tt]rue|[Ff]alse|null|None))"""
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class Added:
         and none of the fields: without these it would be the same.
         """
         error = (error or "")[:_LONGEST]
-        self._is_named = any(_names(error, name, r"\s*(?:[Tt]rue|\d|{)") for name in self.fields)
+        self._is_named = any(_names(error, name, as_word=True) for name in self.fields)
         if not self._is_named and any(_names(error, name) for name in self.own):
             return None
         self.refused, self.fields = ",".join(sorted(self.fields)), {}
@@ -130,15 +131,17 @@ NOTHING = Added()
 """What is added to most requests."""
 
 
-def _names(error: str, name: str, value: str = "") -> bool:
+def _names(error: str, name: str, *, as_word: bool = False) -> bool:
     """Whether an error names this member of a request, which it may also repeat with its value.
 
-    One that may be a word has to be in quotes, or be said to be wrong.
+    One that may be a word of any sentence has to be in quotes or said to be wrong; not `as_word`.
     """
     known = re.escape(name)
-    found = rf"""(?i:(?<!\w){known}(?!\w))(?!\\*["']\s*:{value})"""
-    if not value and "_" not in name and name not in ("seed", "temperature"):
-        found = rf"""["'`]{known}(?:[.\[]|\\*["'`](?!\s*:))|(?<!\w){known} (?:must|should)\b"""
+    found = rf"(?i:(?<!\w){known}(?!\w)){_NO_VALUE}"
+    if not (as_word or "_" in name or name in ("seed", "temperature")):
+        found = (
+            rf"""["'`]{known}(?:[.\[]|(?=\\*["'`]){_NO_VALUE})|(?<!\w){known} (?:must|should)\b"""
+        )
     return re.search(found, error) is not None
 
 

@@ -216,6 +216,20 @@ async def test_a_server_that_refuses_what_is_added(
 
 
 @EVERY
+@pytest.mark.parametrize("how", ["whole", "streamed", "part", "never"])
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "gzip"])
+async def test_what_the_caller_wrote_wrong(
+    configure: Configure, clients: Clients, library: Library, how: str, compress: bool
+):
+    """It is sent once, and the caller sees the error as without us, however it reads it."""
+    wrong = Raw(400, b'{"error": {"message": "a role is missing", "param": "messages"}}')
+    with otel_rollout.request_token_ids():
+        trajectory, _ = await as_bare(configure, clients, library, wrong, how, compress=compress)
+    (exchange,) = trajectory.exchanges
+    assert (exchange.status, exchange.attempts, exchange.refused) == ("error", 1, None)
+
+
+@EVERY
 @pytest.mark.parametrize(
     ("name", "value"),
     [("Authorization", "AWS4-HMAC-SHA256 Credential=a"), ("Content-Digest", "sha-256=:a=:")],
