@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from weakref import WeakKeyDictionary
 
 from otel_rollout.errors import ConfigurationError
@@ -113,6 +113,9 @@ class Settings:
     holder: str | None = None
     """Address of the gateway that holds what `POST /rollouts` begins; such requests are passed on
     to it. None: this one does."""
+    versions: BinaryIO | None = None
+    """A file of what several processes know of policy versions: written by the one that holds what
+    `POST /rollouts` begins, read by the others. None: there is one process."""
     renderer: str | Renderer | None = None
     """Sends the token ids that a conversation has instead of its messages: "server", the name of a
     tokenizer, or an object with `bridge_to_next_turn`. None: requests pass as they are."""
@@ -167,7 +170,11 @@ class Application:
             )
         elsewhere = settings.rollout_seconds if settings.holder is None else None
         self.tokens = Tokens(self._secret, settings.token_seconds, elsewhere)
-        self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
+        self.held = HeldRollouts(
+            most=settings.most_parts,
+            idle_seconds=settings.idle_seconds,
+            versions=settings.versions,
+        )
         self._upstream = Upstream(
             settings.upstream,
             api_key=settings.api_key,
