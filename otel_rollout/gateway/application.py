@@ -287,14 +287,14 @@ class Application:
     def _check_path(self, carried: Carried, asked: Asked, scope: Scope) -> None:
         """Refusal for a path that a token does not open."""
         method, path = scope["method"], asked.path[:_LONGEST_PATH]
-        if not asked.is_plain:
-            raise Refusal(400, f"{path}: expected a path without .., //, ; or encoded slashes")
-        if is_open(method, asked.path, self._allow_paths):
+        if asked.is_plain and is_open(method, asked.path, self._allow_paths):
             return
-        if _is_websocket(scope):  # clients then ask by HTTP
+        if asked.is_plain and _is_websocket(scope):  # clients then ask by HTTP
             raise Refusal(404, "the gateway has no websockets", "not_found_error")
         with self.held.call(carried) as active:
             self._count_unknown(active, scope, asked.path, _REFUSED)
+        if not asked.is_plain:
+            raise Refusal(400, f"{path}: expected a path without .., //, ; or encoded slashes")
         raise Refusal(403, _NOT_OPEN.format(method=method, path=path), "permission_error")
 
     def _count_unknown(self, active: ActiveRollout, scope: Scope, path: str, by: str) -> None:

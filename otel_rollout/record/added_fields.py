@@ -90,7 +90,7 @@ class Added:
     own: Iterable[str] = ()
     """Members of the request as the client wrote it."""
     where: str = ""
-    """Host and path that it is sent to."""
+    """Where it is sent to."""
     _is_named: bool = False
     """True if the server named a field as it refused the request."""
 
@@ -169,7 +169,7 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
     if not refusals.may_ask():
         return Added(refused=names)
     before = {name: [body[name]] if name in body else [] for name in added}
-    return Added(added, before, None, refusals, tuple(body), host + path)
+    return Added(added, before, None, refusals, tuple(body), host)
 
 
 def _refusals_of(*kind: object) -> Refusals:
