@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -80,6 +81,8 @@ def started(span: ReadableSpan) -> ReadableSpan:
 
 
 _STARTED_NAME = "rollout started"
+_ENDING_SECONDS = 0.5
+"""How long a rollout that ends waits for a call that another thread is ending, at most."""
 _IDENTITY = (
     *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
     *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
@@ -109,6 +112,10 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         process_state.do_waiting()
     for stream in tuple(active.streams):
         stream.leave()
+        # Another thread may be ending it just now: what waits is done in any.
+        last = time.monotonic() + _ENDING_SECONDS
+        while stream.finished and stream in active.streams and time.monotonic() < last:
+            time.sleep(0.001)
     span, observers, trajectory = active.span, process_state.observers, active.trajectory
     if process_state.content.redact is not None:
         trajectory.rewrite(process_state.content.value)

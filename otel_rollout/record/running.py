@@ -65,6 +65,9 @@ class Enclosing(Protocol):
 class OpenStream(Protocol):
     """A call whose reply is being read when its rollout ends."""
 
+    finished: bool
+    """True if it has ended, or is about to."""
+
     def leave(self) -> None:
         """Record the call as it is now."""
 
