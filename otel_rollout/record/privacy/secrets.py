@@ -250,6 +250,7 @@ def api_path(path: str) -> str:
     return (before.group() if before else "") + end
 
 
+@lru_cache(64)
 def public_address(address: str) -> str:
     """Scheme and host of an address, with the known part of its path."""
     scheme, separator, rest = address.partition("://")
