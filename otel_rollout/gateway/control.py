@@ -166,8 +166,7 @@ class Control:
         if has_version and (isinstance(version, bool) or not isinstance(version, str | int)):
             raise Refusal(400, f"policy_version: expected a text or an integer, got {version!r}")
         if "reward" not in asked and (asked or not has_version):
-            expected = "reward, a number, or policy_version" if rollout_id else "policy_version"
-            raise Refusal(400, f"expected the member {expected}")
+            raise Refusal(400, "expected the member reward, a number, or policy_version")
         if active is not None and "reward" in asked:
             try:
                 record_reward(asked.pop("reward"), trajectory=active.trajectory, **asked)

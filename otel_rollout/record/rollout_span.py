@@ -110,7 +110,8 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     """Seal the trajectory and write its end on the span."""
     if process_state.waiting:
         process_state.do_waiting()
-    _leave_streams(active)
+    if active.streams:
+        _leave_streams(active)
     span, observers, trajectory = active.span, process_state.observers, active.trajectory
     if process_state.content.redact is not None:
         trajectory.rewrite(process_state.content.value)
