@@ -509,7 +509,6 @@ EXCEPTIONS = {
     "workflows/runs.py:run_workflows": ARGUMENTS,
     "command/checks/check.py": "documented: programs call it",
     "record/transports/httpx.py": LIBRARY,
-    "record/transports/lm15.py": LIBRARY,
 }
 """Modules (`wire/json.py`) and functions (`wire/json.py:loads`) that are larger or more complex, or
 small and imported once, each with its reason."""

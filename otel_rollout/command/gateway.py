@@ -19,6 +19,7 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -66,9 +67,15 @@ def gateway(options: argparse.Namespace) -> int:
         )
     _served(options, secret)  # what is wrong with the options is an error here
     made = None if secret or rollout_secret() else secrets.token_urlsafe(32)
-    holder = _served(options, secret or made, host="127.0.0.1", port=0)
-    with _recording(options) as recorded, listening_socket(options.host, options.port) as shared:
-        workers = _Workers(options, secret or made, shared)
+    with (
+        _recording(options) as recorded,
+        listening_socket(options.host, options.port) as shared,
+        tempfile.NamedTemporaryFile(buffering=0) as named,
+        open(named.name, "ab", buffering=0) as versions,
+    ):
+        local = {"host": "127.0.0.1", "port": 0, "versions": versions}
+        holder = _served(options, secret or made, **local)
+        workers = _Workers(options, secret or made, shared, named.name)
         status = asyncio.run(_hold(holder, workers, made))
     return max(status, note_places(recorded, spans=options.spans))
 
@@ -116,6 +123,8 @@ class _Workers:
     secret: str | None
     shared: socket.socket
     """Where all of them listen."""
+    versions: str
+    """Name of the file that tells them the policy versions."""
 
     def __post_init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -144,7 +153,8 @@ class _Workers:
             note(f"worker {process.pid} ended ({process.exitcode}): {then}")
         while len(self._running) < self.options.workers and now >= self._not_before:
             serves = self._context.Event()
-            arguments = self.options, self.secret, self.shared, holder, self._reading, serves
+            places = self.shared, holder, self.versions
+            arguments = self.options, self.secret, *places, self._reading, serves
             process = self._context.Process(target=_work, args=arguments)
             process.start()
             self._running[process] = serves
@@ -183,6 +193,7 @@ def _work(
     secret: str | None,
     shared: socket.socket,
     holder: str,
+    versions: str,
     open_while: Connection,
     serves: Any,
 ) -> None:
@@ -190,8 +201,8 @@ def _work(
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process gets them too
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("OTEL_ROLLOUT_GATEWAY_IDLE_SECONDS", str(_WORKERS_IDLE_SECONDS))
-    served = _served(options, secret, listening=shared, holder=holder)
-    with _recording(options) as recorded:
+    with _recording(options) as recorded, open(versions, "rb") as read:
+        served = _served(options, secret, listening=shared, holder=holder, versions=read)
         asyncio.run(_until_closed(served, open_while, serves))
     raise SystemExit(not recorded.is_whole)
 

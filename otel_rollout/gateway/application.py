@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from weakref import WeakKeyDictionary
 
 from otel_rollout.errors import ConfigurationError
@@ -113,6 +113,9 @@ class Settings:
     holder: str | None = None
     """Address of the gateway that holds what `POST /rollouts` begins; such requests are passed on
     to it. None: this one does."""
+    versions: BinaryIO | None = None
+    """A file of what several processes know of policy versions: written by the one that holds what
+    `POST /rollouts` begins, read by the others. None: there is one process."""
     renderer: str | Renderer | None = None
     """Sends the token ids that a conversation has instead of its messages: "server", the name of a
     tokenizer, or an object with `bridge_to_next_turn`. None: requests pass as they are."""
@@ -167,7 +170,11 @@ class Application:
             )
         elsewhere = settings.rollout_seconds if settings.holder is None else None
         self.tokens = Tokens(self._secret, settings.token_seconds, elsewhere)
-        self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
+        self.held = HeldRollouts(
+            most=settings.most_parts,
+            idle_seconds=settings.idle_seconds,
+            versions=settings.versions,
+        )
         self._upstream = Upstream(
             settings.upstream,
             api_key=settings.api_key,
@@ -280,14 +287,14 @@ class Application:
     def _check_path(self, carried: Carried, asked: Asked, scope: Scope) -> None:
         """Refusal for a path that a token does not open."""
         method, path = scope["method"], asked.path[:_LONGEST_PATH]
-        if not asked.is_plain:
-            raise Refusal(400, f"{path}: expected a path without .., //, ; or encoded slashes")
-        if is_open(method, asked.path, self._allow_paths):
+        if asked.is_plain and is_open(method, asked.path, self._allow_paths):
             return
-        if _is_websocket(scope):  # clients then ask by HTTP
+        if asked.is_plain and _is_websocket(scope):  # clients then ask by HTTP
             raise Refusal(404, "the gateway has no websockets", "not_found_error")
         with self.held.call(carried) as active:
             self._count_unknown(active, scope, asked.path, _REFUSED)
+        if not asked.is_plain:
+            raise Refusal(400, f"{path}: expected a path without .., //, ; or encoded slashes")
         raise Refusal(403, _NOT_OPEN.format(method=method, path=path), "permission_error")
 
     def _count_unknown(self, active: ActiveRollout, scope: Scope, path: str, by: str) -> None:

@@ -2,6 +2,7 @@
 
     POST   /rollouts        {"name": ..., "task_id": ..., ...}  -> id, token, base URLs, environment
     PATCH  /rollouts/{id}   {"reward": 1.0}                     -> the reward is on the rollout
+    PATCH  /rollouts        {"policy_version": 7}               -> that of all from now on
     DELETE /rollouts/{id}                                       -> it has ended
 
 Each of them needs `Authorization: Bearer SECRET`: the agent is not to reward itself. Only JSON is
@@ -112,8 +113,9 @@ class Control:
         rollout_id = path.removeprefix(_ROLLOUTS).removeprefix("/")
         if method == "POST" and path == _ROLLOUTS:
             return self._begin(_object(body, headers, "post", _ROLLOUTS), root)
-        if method == "PATCH" and rollout_id:
-            return self._reward(rollout_id, _object(body, headers, "patch", _ROLLOUT))
+        if method == "PATCH":
+            route = _ROLLOUT if rollout_id else _ROLLOUTS
+            return self._change(rollout_id, _object(body, headers, "patch", route))
         if method == "DELETE" and rollout_id:
             asked = _object(body, headers, "delete", _ROLLOUT) if body else {}
             return self._end(rollout_id, asked)
@@ -155,18 +157,27 @@ class Control:
             },
         )
 
-    def _reward(self, rollout_id: str, asked: dict[str, Json]) -> ControlReply:
+    def _change(self, rollout_id: str, asked: dict[str, Json]) -> ControlReply:
+        """Reward a rollout, or set its version; "": set that of all."""
         active = self._held.begun(rollout_id)
-        if active is None:
+        if active is None and rollout_id:
             raise _unknown(rollout_id)
-        if "reward" not in asked:
-            raise Refusal(400, "expected the member reward, a number")
-        value = asked.pop("reward")
-        try:
-            record_reward(value, trajectory=active.trajectory, **asked)
-        except (RolloutError, ValueError, TypeError) as error:
-            raise Refusal(400, str(error)) from None
-        return _json(200, {"id": rollout_id, "reward": active.trajectory.reward})
+        has_version, version = "policy_version" in asked, asked.pop("policy_version", None)
+        if has_version and (isinstance(version, bool) or not isinstance(version, str | int)):
+            raise Refusal(400, f"policy_version: expected a text or an integer, got {version!r}")
+        if "reward" not in asked and (asked or not has_version):
+            raise Refusal(400, "expected the member reward, a number, or policy_version")
+        if active is not None and "reward" in asked:
+            try:
+                record_reward(asked.pop("reward"), trajectory=active.trajectory, **asked)
+            except (RolloutError, ValueError, TypeError) as error:
+                raise Refusal(400, str(error)) from None
+        if has_version:
+            self._held.set_version(version, rollout_id or None)
+        if active is None:
+            return _json(200, {"policy_version": version})
+        reward, now = active.trajectory.reward, active.policy_version
+        return _json(200, {"id": rollout_id, "reward": reward, "policy_version": now})
 
     def _end(self, rollout_id: str, asked: dict[str, Json]) -> ControlReply:
         error = RuntimeError(str(asked["error"])) if asked.get("error") else None

@@ -24,7 +24,7 @@ from otel_rollout.gateway.replies import (
     shown_headers,
 )
 from otel_rollout.gateway.supply import SupplyingUpstream
-from otel_rollout.gateway.upstream import Upstream
+from otel_rollout.gateway.upstream import Upstream, text_of_refusal
 from otel_rollout.record import Added, ExchangeRecorder, guarded, refusal_in
 from otel_rollout.wire import Hiding
 
@@ -76,6 +76,8 @@ class Exchange:
         self._keyless = None if remover is None else KeylessStream(remover)
         self._send = send
         self._client_left = False
+        self._is_read = False
+        """True if the reply was read as a whole."""
         self._response: Any = None
         self._has_begun = False
         """True if the client has got the beginning of a reply."""
@@ -112,14 +114,17 @@ class Exchange:
 
         response, recorder, added = await ask(request.body), self._recorder, request.added
         if recorder is None or not added.fields or refusal_in(response) is None:
+            added.ended(response.status)
             return response
-        await response.read()  # its connection is given back
-        recorder.asks_without(added.take_back(), response.status)
+        self._is_read = True
+        if (names := added.take_back(await text_of_refusal(response))) is None:
+            return response
+        self._is_read = False
+        recorder.asks_without(names, response.status)
         recorder.request(request.plain, dict(request.headers))
         self._hiding = None
         response = await ask(request.plain)
-        if refusal_in(response) is None:
-            added.accepted()
+        added.ended(response.status)
         return response
 
     async def _broken(self, error: Exception) -> None:
@@ -174,7 +179,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": rest})
 
     def _is_rewritten(self) -> bool:
-        """True if the reply is rewritten as a whole."""
+        """True if the reply is handed on as a whole."""
+        if self._is_read:
+            return True
         if self._remover is not None and self._encoding not in (None, "identity"):
             return True  # an encoding that was not asked for
         recorder = self._recorder

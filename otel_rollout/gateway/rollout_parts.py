@@ -13,7 +13,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, BinaryIO
 
 from otel_rollout.record import (
     ActiveRollout,
@@ -24,6 +26,43 @@ from otel_rollout.record import (
     close,
     running_rollout,
 )
+from otel_rollout.wire import dumps, loads
+
+
+class Versions:
+    """The policy versions that were set over HTTP, of single rollouts and of all.
+
+    file: has a line for each, written by the process that holds the rollouts and read by the
+        others. None: there is one process.
+    """
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self._file = file
+        self._set: dict[str | None, str | int] = {}
+
+    def set(self, rollout_id: str | None, version: str | int | None) -> None:
+        """Set the version of a rollout, or of all (None); None: forget that of the rollout."""
+        self._take(rollout_id, version)
+        if self._file is not None:
+            self._file.write(dumps([rollout_id, version]).encode() + b"\n")
+
+    def of(self, rollout_id: str | None, otherwise: str | int | None) -> str | int | None:
+        """The version of a rollout now; `otherwise` where none was set."""
+        if self._file is not None and self._file.readable():
+            while line := self._file.readline():
+                if not line.endswith(b"\n"):  # it is being written
+                    self._file.seek(-len(line), os.SEEK_CUR)
+                    break
+                self._take(*loads(line))
+        return self._set.get(rollout_id, self._set.get(None, otherwise))
+
+    def _take(self, rollout_id: str | None, version: str | int | None) -> None:
+        if rollout_id is None:
+            self._set.clear()
+        if version is None:
+            self._set.pop(rollout_id, None)
+        else:
+            self._set[rollout_id] = version
 
 
 @dataclass(slots=True)
@@ -46,7 +85,8 @@ class HeldRollouts:
     idle_seconds: how long a part is kept without a call.
     """
 
-    def __init__(self, *, most: int, idle_seconds: float) -> None:
+    def __init__(self, *, most: int, idle_seconds: float, versions: BinaryIO | None = None) -> None:
+        self._versions = Versions(versions)
         self._most = most
         self._idle_seconds = idle_seconds
         self._parts: OrderedDict[tuple[str, int], HeldRollout] = OrderedDict()
@@ -76,7 +116,7 @@ class HeldRollouts:
         held = self._parts.get(key)
         if held is None:
             self._make_room()
-            part = begin_part_here(carried)
+            part = self._with_version(begin_part_here(carried), carried.policy_version)
             held = self._parts[key] = HeldRollout(part, self._idle_seconds, time.monotonic())
             self._watch()
         self._parts.move_to_end(key)
@@ -91,10 +131,27 @@ class HeldRollouts:
 
     def begin(self, options: Options, idle_seconds: float) -> ActiveRollout:
         """Begin a rollout whose code runs elsewhere."""
-        active = begin_here(options)
+        own: Any = options.policy_version
+        given = self._versions.of(None, None) if own is None else own
+        active = self._with_version(begin_here(replace(options, policy_version=given)), given)
+        if own is not None:
+            self._versions.set(active.id, given)
         self._begun[active.id] = HeldRollout(active, idle_seconds, time.monotonic())
         self._watch()
         return active
+
+    def _with_version(self, active: ActiveRollout, first: str | int | None) -> ActiveRollout:
+        """A rollout, or a part of one, whose version is asked for with each call."""
+        now = partial(self._versions.of, active.id, first)
+        active.options = replace(active.options, policy_version=now)
+        return active
+
+    def set_version(self, version: str | int, rollout_id: str | None = None) -> None:
+        """Set the policy version of a rollout that was begun here. None: of all."""
+        self._versions.set(rollout_id, version)
+        for active in [each.active for each in self._begun.values()]:
+            if active.trajectory.policy_version is None and rollout_id in (None, active.id):
+                active.apply(active.options)
 
     @property
     def begun_count(self) -> int:
@@ -111,6 +168,7 @@ class HeldRollouts:
     ) -> None:
         """End a rollout that was begun here."""
         close(self._begun.pop(rollout_id).active, output, error)
+        self._versions.set(rollout_id, None)
 
     def close(self) -> None:
         """End all."""

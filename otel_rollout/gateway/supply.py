@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout.gateway.renderers import AskServer, NextPrompt, Turn
-from otel_rollout.gateway.upstream import Upstream
-from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded, refusal_in
+from otel_rollout.gateway.upstream import Upstream, text_of_refusal
+from otel_rollout.record import (
+    ActiveRollout,
+    Added,
+    ExchangeRecorder,
+    Refusals,
+    guarded,
+    refusal_in,
+)
 from otel_rollout.trajectory import Completion, NotExact, exact_ids
 from otel_rollout.wire import (
     Json,
@@ -51,12 +58,14 @@ class Prompt:
 class Supply:
     """Finds the token ids of requests, for all rollouts of one gateway.
 
-    A model server that refuses them, or goes by the messages all the same, is sent none any more.
+    A model server that goes by the messages all the same is sent none any more, and one that
+    refuses them none for a while.
     """
 
     def __init__(self, next_prompt: NextPrompt) -> None:
         self._next_prompt = next_prompt
         self._stopped = False
+        self.refusals = Refusals()
 
     def stop(self, because: str) -> None:
         """Supply nothing from now on."""
@@ -68,7 +77,7 @@ class Supply:
         self, active: ActiveRollout, path: str, body: bytes, post: AskServer
     ) -> Prompt | None:
         """The ids to send with a request. None: none, it passes as it is."""
-        if self._stopped or path != _ENDPOINT:
+        if self._stopped or path != _ENDPOINT or not self.refusals.may_ask():
             return None
         with guarded("a request passes without token ids"):
             turn = self._turn(active, body)
@@ -163,15 +172,16 @@ class SupplyingUpstream:
         if prompt is None or body is None:
             return await self._upstream.ask(method, target, headers, body)
         response = await self._upstream.ask(method, target, headers, with_ids(body, prompt.ids))
-        if refusal_in(response) is None:
+        own, refusals = object_in(body) or (), self._supply.refusals
+        added = Added({FIELD: prompt.ids}, refusals=refusals, own=own, where=self._path)
+        if refusal_in(response) is None or added.take_back(await text_of_refusal(response)) is None:
+            added.ended(response.status)
             self._recorder.supplied(prompt.held, prompt.ids)
             return response
-        await response.read()  # its connection is given back
         self._recorder.attempt_failed(response.status)
         self._recorder.request(body, dict(headers))
         plain = await self._upstream.ask(method, target, headers, body)
-        if refusal_in(plain) is None:  # else something else is wrong with the request
-            self._supply.stop(f"the model server refuses {FIELD!r} (HTTP {response.status})")
+        added.ended(plain.status)
         return plain
 
 

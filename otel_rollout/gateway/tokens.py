@@ -63,6 +63,7 @@ class Tokens:
     """
 
     def __init__(self, secret: bytes, seconds: float, elsewhere: float | None = None) -> None:
+        self._secret = secret
         self._key = hmac.digest(secret, b"otel-rollout gateway token", "sha256")
         self._seconds = seconds
         self._elsewhere = min(seconds, seconds if elsewhere is None else elsewhere)
@@ -97,7 +98,7 @@ class Tokens:
         return {
             **address_environment(url, root, key),
             "OTEL_ROLLOUT_ID": active.id,
-            **headers_of(active, environ=True),
+            **headers_of(active, environ=True, secret=self._secret),
         }
 
     def read(self, text: str) -> Token:

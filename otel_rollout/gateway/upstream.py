@@ -6,6 +6,7 @@ nothing, adds no header, and waits for a reply for as long as the client does.
 
 from __future__ import annotations
 
+import logging
 import socket
 import zlib
 from collections.abc import Collection, Sequence
@@ -16,6 +17,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.extras import module_of
 from otel_rollout.gateway.paths import KEYS, RawHeaders
 from otel_rollout.hosts import why_not_listening
+from otel_rollout.record import decoded, guarded
 
 _KEEP_ALIVE = 3.0
 """Seconds that an idle connection is kept: less than the 5 after which uvicorn, and with it vLLM,
@@ -119,6 +121,14 @@ class Upstream:
             bearer = f"Bearer {self.api_key}"
             kept.append((key_name, bearer if key_name == "authorization" else self.api_key))
         return kept
+
+
+async def text_of_refusal(response: Any) -> str:
+    """The whole text of a response, whose connection is given back."""
+    body: bytes = await response.read()
+    with guarded("an error response was not decoded", level=logging.DEBUG):
+        body = decoded(body, response.headers.get("content-encoding"))
+    return body.decode("utf-8", "replace")
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:

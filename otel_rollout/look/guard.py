@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -34,7 +33,7 @@ from otel_rollout.record import (
     current_rollout,
     is_inside_llm_span,
     process_state,
-    without_token,
+    public_address,
 )
 
 logger = logging.getLogger("otel_rollout")
@@ -402,10 +401,7 @@ class _PublicClient(wrapt.ObjectProxy):  # type: ignore[type-arg]
 
     def __init__(self, client: Any) -> None:
         super().__init__(client)
-        address = str(client.base_url)
-        if "@" in address or "?" in address:
-            address = re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
-        self._self_base_url = without_token(address)
+        self._self_base_url = public_address(str(client.base_url))
 
     @property
     def base_url(self) -> str:

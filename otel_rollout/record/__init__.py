@@ -2,6 +2,7 @@
 
 from otel_rollout.record.added_fields import NOTHING as NOTHING
 from otel_rollout.record.added_fields import Added as Added
+from otel_rollout.record.added_fields import Refusals as Refusals
 from otel_rollout.record.added_fields import refusal_in as refusal_in
 from otel_rollout.record.attributes import end_attributes as end_attributes
 from otel_rollout.record.attributes import identity as identity
@@ -42,8 +43,8 @@ from otel_rollout.record.privacy.content import switch_off as switch_off
 from otel_rollout.record.privacy.content import switched_off as switched_off
 from otel_rollout.record.privacy.secrets import TOKEN as TOKEN
 from otel_rollout.record.privacy.secrets import Secrets as Secrets
+from otel_rollout.record.privacy.secrets import public_address as public_address
 from otel_rollout.record.privacy.secrets import secret_forms as secret_forms
-from otel_rollout.record.privacy.secrets import without_token as without_token
 from otel_rollout.record.processes.carrier import Carried as Carried
 from otel_rollout.record.processes.carrier import rollout_secret as rollout_secret
 from otel_rollout.record.processes.continued import OUTSIDE as OUTSIDE

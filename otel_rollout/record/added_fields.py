@@ -1,13 +1,18 @@
 """Fields that are added to a request so that it asks for token ids, unless the server refuses them.
 
 Some servers refuse a request for a field that they do not know, or that does not go with another
-one. A call must not fail for what we added: it is made once more without the fields, and where that
-is taken, such requests are sent without them from then on.
+one. A call must not fail for what we added: it is made once more without the fields, unless the
+error is about what the client wrote. A refusal is about that request, until the error names one of
+the fields, or several in a row were refused where none was ever taken. Then such requests are sent
+without the fields, and tried with them again after a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +23,57 @@ from otel_rollout.record.context import TOKEN_FIELDS
 from otel_rollout.record.state import process_state
 from otel_rollout.wire import Json, api_of
 
+logger = logging.getLogger("otel_rollout")
+
 _REFUSED = (400, 422)
 """HTTP statuses by which a server says that it does not take a request as it is."""
+_IN_A_ROW = 3
+"""Refusals that name no field, after which a server that never took one is taken to refuse."""
+_CALLS, _SECONDS = 32, 60.0
+"""Requests without the fields, and seconds, after which they are tried again."""
+_MOST = 1024
+"""Kinds of requests that are told apart."""
+_LONGEST = 1 << 16
+"""Characters of an error that are read."""
+_NO_VALUE = r"""(?!\\*["']\s*:\s*(?:[-\d\\"'\[{]|[Tt]rue|[Ff]alse|null|None))"""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What one server has answered to requests of one kind that had something added."""
+
+    _is_taken: bool = False
+    """True if it has taken such a request."""
+    _in_a_row: int = 0
+    _left: int = 0
+    """Requests until it is tried again. 0: it is not taken to refuse."""
+    _until: float = 0.0
+
+    def may_ask(self) -> bool:
+        """Whether to add to the next request; where it refuses, one tries, and others wait."""
+        if not self._left:
+            return True
+        self._left -= 1
+        if self._left and time.monotonic() < self._until:
+            return False
+        self._wait()
+        return True
+
+    def taken(self) -> None:
+        """It took a request with what was added."""
+        self._is_taken, self._in_a_row, self._left = True, 0, 0
+
+    def refused(self, *, is_named: bool) -> bool:
+        """It refused a request and took it without; True if it is taken to refuse from now on."""
+        self._in_a_row += 1
+        if not is_named and (self._is_taken or self._in_a_row < _IN_A_ROW):
+            return False
+        is_new = not self._left
+        self._wait()
+        return is_new
+
+    def _wait(self) -> None:
+        self._left, self._until = _CALLS + 1, time.monotonic() + _SECONDS
 
 
 @dataclass(slots=True)
@@ -31,26 +85,64 @@ class Added:
     """For each of the fields a list of the value that the client wrote there, or an empty one."""
     refused: str | None = None
     """Names of fields, with commas, that are not added because the server refuses them."""
-    _request: tuple[object, ...] = ()
-    """What the request is like, to the server."""
+    refusals: Refusals | None = None
+    """What the server answered to such requests. None: nothing would be added to one."""
+    own: Iterable[str] = ()
+    """Members of the request as the client wrote it."""
+    where: str = ""
+    """Where it is sent to."""
+    _is_named: bool = False
+    """True if the server named a field as it refused the request."""
 
     @property
     def asks_for_count(self) -> bool:
         """True if a stream ends with a chunk that the agent did not ask for."""
         return bool(self.fields.get("stream_options", {}).get("include_usage"))
 
-    def take_back(self) -> str:
-        """Add nothing, since the server may have refused it; the names of the fields."""
+    def take_back(self, error: str | None) -> str | None:
+        """Add nothing, since the server may have refused it; the names of the fields.
+
+        error: its text. None: it was not read. None is returned if it names what the client wrote
+        and none of the fields: without these it would be the same.
+        """
+        error = (error or "")[:_LONGEST]
+        self._is_named = any(_names(error, name, as_word=True) for name in self.fields)
+        if not self._is_named and any(_names(error, name) for name in self.own):
+            return None
         self.refused, self.fields = ",".join(sorted(self.fields)), {}
         return self.refused
 
-    def accepted(self) -> None:
-        """The server took the request without the fields: it was these that it refused."""
-        process_state.refusing.add((*self._request, self.refused))
+    def ended(self, status: int | None) -> None:
+        """The server answered the request, as it was sent last. status: None: with a reply."""
+        if self.refusals is None or (status or 200) >= 300:
+            return
+        if self.refused is None:
+            self.refusals.taken()
+        elif self.refusals.refused(is_named=self._is_named):
+            logger.warning(
+                "the model server refuses what is added to requests for token ids (%s) at %s: such "
+                "calls are made without it, and may not train. It is tried again after %d calls, "
+                "or %d seconds",
+                *(self.refused, self.where, _CALLS, _SECONDS),
+            )
 
 
 NOTHING = Added()
 """What is added to most requests."""
+
+
+def _names(error: str, name: str, *, as_word: bool = False) -> bool:
+    """Whether an error names this member of a request, which it may also repeat with its value.
+
+    One that may be a word of any sentence has to be in quotes or said to be wrong; not `as_word`.
+    """
+    known = re.escape(name)
+    found = rf"(?i:(?<!\w){known}(?!\w)){_NO_VALUE}"
+    if not (as_word or "_" in name or name in ("seed", "temperature")):
+        found = (
+            rf"""["'`]{known}(?:[.\[]|(?=\\*["'`]){_NO_VALUE})|(?<!\w){known} (?:must|should)\b"""
+        )
+    return re.search(found, error) is not None
 
 
 def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> Added:
@@ -71,13 +163,21 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
     own = body.get("stream_options") or {}
     if counts and body.get("stream") and "include_usage" not in own and isinstance(own, Mapping):
         added["stream_options"] = {"include_usage": True, **options, **own}
+    host, names = urlsplit(str(url)).netloc.rpartition("@")[2], ",".join(sorted(added))
     # llama.cpp takes log-probabilities, but not of a stream with tools.
-    request = urlsplit(str(url)).netloc, path, bool(body.get("stream")), bool(body.get("tools"))
+    refusals = _refusals_of(host, path, bool(body.get("stream")), bool(body.get("tools")), names)
+    if not refusals.may_ask():
+        return Added(refused=names)
     before = {name: [body[name]] if name in body else [] for name in added}
-    found = Added(added, before, _request=request)
-    if (*request, ",".join(sorted(added))) in process_state.refusing:
-        found.take_back()
-    return found
+    return Added(added, before, None, refusals, tuple(body), host)
+
+
+def _refusals_of(*kind: object) -> Refusals:
+    """What was answered to requests of this kind."""
+    known: dict[object, Refusals] = process_state.refusals
+    if kind not in known and len(known) >= _MOST:
+        known.clear()
+    return known.setdefault(kind, Refusals())
 
 
 def _wanted(path: str) -> dict[str, Json] | None:
@@ -90,11 +190,16 @@ def _wanted(path: str) -> dict[str, Json] | None:
     return None if own is None or not isinstance(fields, Mapping) else {**own, **fields}
 
 
-def refusal_in(outcome: Any) -> int | None:
-    """The HTTP status of a response, or of an error, by which a request was refused; else None."""
+def status_of(outcome: Any) -> int | None:
+    """The HTTP status of a response, or of an error that has one; else None."""
     for each in (outcome, getattr(outcome, "response", None)):
         for name in ("status_code", "status"):
-            status = getattr(each, name, None)
-            if status in _REFUSED:
+            if isinstance(status := getattr(each, name, None), int):
                 return int(status)
     return None
+
+
+def refusal_in(outcome: Any) -> int | None:
+    """The HTTP status of a response, or of an error, by which a request was refused; else None."""
+    status = status_of(outcome)
+    return status if status in _REFUSED else None

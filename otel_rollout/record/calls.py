@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from otel_rollout.record.added_fields import Added, refusal_in
+from otel_rollout.record.added_fields import Added, refusal_in, status_of
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import current_rollout
@@ -24,6 +25,8 @@ from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.tee import tee, without_count
+
+_UNREAD = "an error response was not read"
 
 
 class Unrecorded:
@@ -53,25 +56,35 @@ class ClientCall:
     """Takes that out of the request; returns the arguments that the call is then made with."""
     received: Callable[[ExchangeRecorder, Any], None] | None = None
     """Shows the recorder the HTTP response that the call gives. None: the client's steps do."""
+    refusal: Callable[[Any], Any] | None = None
+    """Reads the body of a response, which its reader finds unread: a text, or what is awaited for
+    it. None: the client has read it."""
+
+    @guarded(_UNREAD, level=logging.DEBUG)
+    def text(self, outcome: Any) -> Any:
+        """The text of a refusal, as `refusal` returns it. None: it is none, or not known."""
+        if refusal_in(outcome) is None:
+            return None
+        return (self.refusal or text_of)(getattr(outcome, "response", outcome))
 
     @guarded(INCOMPLETE)
-    def again(self, outcome: Any) -> tuple[Any, Any] | None:
+    def again(self, outcome: Any, text: str | None) -> tuple[Any, Any] | None:
         """The arguments to make the call with once more, where the server may refuse what we added.
 
-        outcome: the response, or the error that was raised. None: it is the call's outcome.
+        outcome: the response, or the error that was raised. text: its body. None: it is the call's
+        outcome.
         """
-        status = refusal_in(outcome) if self.added.fields else None
-        if status is None:
+        status = refusal_in(outcome)
+        if status is None or (names := self.added.take_back(text)) is None:
             return None
-        self.recorder.asks_without(self.added.take_back(), status)
+        self.recorder.asks_without(names, status)
         return self.plain()
 
     def ended(self, result: Any) -> None:
         """The client gave its caller this result."""
-        if self.added.refused is not None:
+        if self.added.refusals is not None:
             with guarded(INCOMPLETE):
-                if refusal_in(result) is None:
-                    self.added.accepted()
+                self.added.ended(status_of(result))
         if self.received is not None:
             with guarded(INCOMPLETE):
                 self.received(self.recorder, result)
@@ -164,12 +177,12 @@ def _made(
         return wrapped(*args, **kwargs)
     try:
         result = wrapped(*args, **kwargs)
-        if (again := call.again(result)) is None:
+        if (again := call.again(result, call.text(result))) is None:
             return result
         with guarded(INCOMPLETE):
             result.close()
     except Exception as error:
-        if (again := call.again(error)) is None:
+        if (again := call.again(error, call.text(error))) is None:
             raise
     return wrapped(*again[0], **again[1])
 
@@ -182,12 +195,12 @@ async def _made_async(
         return await wrapped(*args, **kwargs)
     try:
         result = await wrapped(*args, **kwargs)
-        if (again := call.again(result)) is None:
+        if (again := call.again(result, await _text(call.text(result)))) is None:
             return result
         with guarded(INCOMPLETE):
             await result.aclose() if hasattr(result, "aclose") else result.close()
     except Exception as error:
-        if (again := call.again(error)) is None:
+        if (again := call.again(error, await _text(call.text(error)))) is None:
             raise
     return await wrapped(*again[0], **again[1])
 
@@ -211,9 +224,15 @@ def text_of(response: Any) -> str | None:
     """The body of an error response. None: it was not read."""
     if not isinstance(getattr(response, "_content", None), bytes):
         return None  # requests would read it now
-    with guarded("an error response was not read", level=logging.DEBUG):
+    with guarded(_UNREAD, level=logging.DEBUG):
         return str(response.text)
     return None
+
+
+async def _text(found: Any) -> Any:
+    """The text of a refusal of an async client."""
+    with guarded(_UNREAD, level=logging.DEBUG):
+        return await found if isawaitable(found) else found
 
 
 def _enter(call: ClientCall | Unrecorded | None) -> tuple[Any, Any]:

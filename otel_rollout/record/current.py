@@ -18,6 +18,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
+from otel_rollout.record.generators import is_outside
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import Carried, within
 from otel_rollout.record.processes.children import here, inherited
@@ -158,8 +159,17 @@ def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
     context = otel_context.get_current() if context is None else context
     found = context.get(ROLLOUT, process_state.default)
     if isinstance(found, ActiveRollout):
+        if found.generator is not None and (found := _read_in(found)) is None:
+            return None
         return found if found.pid == os.getpid() else here(found)
     return None if ROLLOUT in context else inherited()
+
+
+def _read_in(active: ActiveRollout | None) -> ActiveRollout | None:
+    """The rollout of the code here, which may be what reads the generator of this one."""
+    while active is not None and active.generator is not None and is_outside(active.generator):
+        active = active.parent
+    return active
 
 
 def running_rollout(rollout_id: str) -> ActiveRollout | None:

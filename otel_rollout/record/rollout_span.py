@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -80,6 +81,8 @@ def started(span: ReadableSpan) -> ReadableSpan:
 
 
 _STARTED_NAME = "rollout started"
+_ENDING_SECONDS = 0.5
+"""How long a rollout that ends waits for a call that another thread is ending, at most."""
 _IDENTITY = (
     *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
     *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
@@ -107,8 +110,8 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     """Seal the trajectory and write its end on the span."""
     if process_state.waiting:
         process_state.do_waiting()
-    for stream in tuple(active.streams):
-        stream.leave()
+    if active.streams:
+        _leave_streams(active)
     span, observers, trajectory = active.span, process_state.observers, active.trajectory
     if process_state.content.redact is not None:
         trajectory.rewrite(process_state.content.value)
@@ -138,6 +141,15 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         span.set_status(trace.StatusCode.ERROR, sentence(error, text))
     elif active.ended_early is not None:
         span.set_status(trace.StatusCode.ERROR, f"ended early: {active.ended_early}")
+
+
+def _leave_streams(active: ActiveRollout) -> None:
+    """Record the calls whose replies are still read; another thread may be ending one just now."""
+    for stream in tuple(active.streams):
+        stream.leave()
+        last = time.monotonic() + _ENDING_SECONDS
+        while stream.finished and stream in active.streams and time.monotonic() < last:
+            time.sleep(0.001)
 
 
 def _write_rewards(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from opentelemetry import trace
 from otel_rollout.errors import ConfigurationError, NotARolloutError
 from otel_rollout.record.context import ROLLOUT, detach
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
+from otel_rollout.record.generators import ENTERING, GENERATOR, entering_generator
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
 from otel_rollout.record.state import process_state
@@ -129,6 +131,9 @@ class rollout:  # noqa: N801 - used as a decorator
         self._run = begin(options)
         if self._run is None:
             return Trajectory(name=options.name or "", status="running")
+        caller = sys._getframe(1)
+        if caller.f_code.co_flags & GENERATOR or caller.f_globals.get("__name__") in ENTERING:
+            self._run.active.generator = entering_generator(caller)
         return self._run.active.trajectory
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -156,7 +161,8 @@ def _decorate(function: Any, options: Options) -> Any:
             raise NotARolloutError(
                 f"@rollout: {function!r} is a generator function: where its run begins and ends "
                 f"is not known. Use `with rollout({getattr(function, '__name__', '')!r}):` inside "
-                f"it, or decorate the function that consumes it"
+                f"it, which leaves out what its reader does between two items, or decorate a "
+                f"function that runs it to its end"
             )
     if options.name is None:
         name = getattr(function, "__name__", type(function).__name__)

@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import FrameType
 from typing import Any, Protocol
 
 from opentelemetry import trace
@@ -63,6 +64,9 @@ class Enclosing(Protocol):
 
 class OpenStream(Protocol):
     """A call whose reply is being read when its rollout ends."""
+
+    finished: bool
+    """True if it has ended, or is about to."""
 
     def leave(self) -> None:
         """Record the call as it is now."""
@@ -170,6 +174,8 @@ class ActiveRollout:
     """The workflow that the rollouts inside this one are reported to: the innermost. None: none."""
     claims: list[tuple[Trajectory, frozenset[str]]]
     """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
+    generator: FrameType | None = None
+    """The generator that it was entered in. None: it was entered in none."""
     handed_on = 0
     """How often it was handed on, less how often it was continued in this very process."""
     gateway: ForPrograms | None = None
@@ -274,7 +280,7 @@ class ActiveRollout:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
-        self.parent = self.gateway = None
+        self.parent = self.gateway = self.generator = None
         self._writer = self.ending = None
         self.streams.clear()
 

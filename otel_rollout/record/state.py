@@ -79,8 +79,8 @@ class ProcessState:
         self.gateway_here: Callable[[str | None], Any] | None = None
         """Starts the gateway of this process in front of a model server, or returns it. None:
         `configure` was not called."""
-        self.refusing: set[tuple[object, ...]] = set()
-        """What requests are like to which servers refuse the fields that ask for token ids."""
+        self.refusals: dict[object, Any] = {}
+        """What servers answered (`Refusals`) to requests that ask for token ids, by their kind."""
         self.programs: dict[tuple[str, str], int] = {}
         """Programs that rollouts started and whose calls nobody captures, since `configure`; as
         those of one rollout, in `ActiveRollout.programs`."""
@@ -91,7 +91,7 @@ class ProcessState:
     def use(self, settings: Settings) -> None:
         """Record with these options from now on."""
         self.settings, self.content = settings, settings.content
-        self.refusing, self.programs = set(), {}
+        self.refusals, self.programs = {}, {}
 
     def do_waiting(self) -> None:
         """Do everything that waits."""

@@ -147,8 +147,8 @@ UNCAPTURED_UNKNOWN = Sentence(
 UNCAPTURED = Sentence(
     "{count} {requests} to {path} went through {library} and {were} not captured",
     "incomplete",
-    "Use a client that is captured (`otel-rollout doctor` lists them), or send the calls through "
-    "the gateway.",
+    "Use a client that is captured (`otel-rollout doctor` lists them; LiteLLM is one), or send the "
+    "calls through the gateway.",
 )
 OUTSIDE = Sentence(
     "{count} {calls} {were} made outside any rollout while it ran, in {place}: if they are its "
@@ -352,6 +352,12 @@ NOT_ASKED = Sentence(
     "otel_rollout.configure(request_token_ids=True)",
     "inexact",
     "Put request_token_ids=True into configure(), or `with request_token_ids():` around the calls.",
+)
+FIELDS_REFUSED = Sentence(
+    "{count} replies have no token ids: the server refused the fields that ask for them ({fields})",
+    "inexact",
+    "Nothing has to be done for single ones; if they are many, see the server's log for why, and "
+    "`otel-rollout doctor --server URL`.",
 )
 REWRITTEN = Sentence(
     "{replies} replies, {histories} histories: the client replays what was sampled in other words, "

@@ -27,6 +27,8 @@ def uncertain(exchanges: Sequence[Exchange], conversations: Conversations) -> li
         found += _unknown_in(completion)
     if is_exact and any(completion.ids_are_withheld for completion in completions):
         found.append(sentences.NOT_ASKED())
+    if refused := [each.exchange.refused for each in completions if _lacks_refused_ids(each)]:
+        found.append(sentences.FIELDS_REFUSED(count=len(refused), fields=refused[0]))
     found += [*_repeated_ids(completions), *conversations.ambiguities]
     if is_exact and (rewriting := conversations.rewriting):
         found.append(rewriting)
@@ -43,6 +45,11 @@ def _unknown_in(completion: Completion) -> list[str]:
     if logprobs and math.isnan(sum(logprobs)) and (unknown := sum(map(math.isnan, logprobs))):
         found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
     return found
+
+
+def _lacks_refused_ids(completion: Completion) -> bool:
+    refused, status = completion.exchange.refused, completion.status
+    return refused is not None and status == "complete" and completion.token_path is None
 
 
 def _repeated_ids(completions: Sequence[Completion]) -> list[str]:

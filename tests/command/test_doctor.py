@@ -133,6 +133,7 @@ def test_programs_that_rollouts_started(setup: Any):
 def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch):
     """Each library that is installed is listed with its version, and nothing is imported."""
     installed = {"openai": "3.5", "ollama": "0.6", "httpx": "0.28", "urllib3": "2.8"}
+    installed |= {"boto3": "1.44", "dspy": "3.4", "botocore": "1.44"}
 
     def version(name: str) -> str:
         if name not in installed:
@@ -146,8 +147,11 @@ def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch
         "ok       clients: captured where they send, if the API is known: ollama 0.6 (on httpx)",
         "ok       HTTP libraries: calls of known model APIs are captured, other model calls "
         "counted: httpx 0.28",
+        "ok       clients: counted, not captured: boto3 1.44 (on botocore), dspy 3.4 (on lm15). "
+        "Ask the model through LiteLLM or another client that is captured (dspy.LM(..., "
+        "engine='litellm')), or through the gateway",
         "ok       HTTP libraries: model calls are counted, not captured: urllib3 2.8, "
-        "http.client, urllib",
+        "botocore 1.44, http.client, urllib",
     ]
     assert set(sys.modules) == imported
 

@@ -1,6 +1,6 @@
 """DSPy: a program that asks three questions, two of them at once.
 
-DSPy sends with an HTTP client of its own.
+Its own HTTP client is only counted, so that it sends with LiteLLM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ TOOLS = 0
 
 
 async def run(base_url: str, stream: bool) -> str:
-    model = dspy.LM("openai/m", api_base=base_url, api_key="k", cache=False, num_retries=2)
+    model = dspy.LM(
+        "openai/m", api_base=base_url, api_key="k", cache=False, num_retries=2, engine="litellm"
+    )
 
     def solve() -> str:
         with dspy.context(lm=model):

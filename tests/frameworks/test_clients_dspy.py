@@ -1,4 +1,4 @@
-"""DSPy: an HTTP client of its own, lm15, on sockets of its own."""
+"""DSPy: its LiteLLM engine is captured; its own client, lm15, on sockets of its own, is counted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(server: ModelServer, **options: Any) -> Any:
         api_key="sk-not-a-real-key",
         cache=False,
         num_retries=0,
-        **options,
+        **{"engine": "litellm", **options},
     )
 
 
@@ -89,3 +89,17 @@ async def test_an_error(recording: Recording, clients: Clients):
             await asyncio.to_thread(model(server), "The capital?")
     (completion,) = replayed(recording).completions
     assert completion.status == "error"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+async def test_its_own_client(recording: Recording, clients: Clients, is_async: bool):
+    """Each call reaches the agent, and is counted and named."""
+    lm = model(clients.serve("Paris"), engine="lm15")
+    async with rollout("agent"):
+        for _ in range(2):
+            assert await lm.acall("The capital?") if is_async else lm("The capital?")
+    trajectory = replayed(recording)
+    assert trajectory.exchanges == []
+    assert trajectory.warnings == [
+        "2 requests to /v1/chat/completions went through dspy (lm15) and were not captured"
+    ]

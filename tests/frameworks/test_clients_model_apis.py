@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import otel_rollout
 from otel_rollout import Trajectory, rollout
 from otel_rollout.record.transports.capture import TRANSPORTS
 from otel_rollout.testing import ModelServer
@@ -244,12 +245,11 @@ async def test_google_genai_over_aiohttp(
     check(recording, server, GEMINI, stream)
 
 
-@pytest.mark.skipif("botocore.httpsession" not in TRANSPORTS, reason="botocore is not hooked")
 @STREAMED
 def test_boto3(
     recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """`converse` and `converse_stream`."""
+    """`converse` and `converse_stream` are counted, and their signed bodies sent as they are."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     boto3: Any = pytest.importorskip("boto3")
     server = clients.serve(routes=CONVERSE.routes())
@@ -260,17 +260,17 @@ def test_boto3(
         aws_access_key_id="not-a-real-key",
         aws_secret_access_key="not-a-real-secret",
     )
-    said = CONVERSE.said(CONVERSE.replies[0])
-    request = {**CONVERSE.question, "modelId": "us.anthropic.claude-m:0"}
-    messages = list(CONVERSE.question["messages"])
-    with rollout("agent"):
-        for _ in range(2):
-            asked = {**request, "messages": list(messages)}
-            if stream:
-                assert len(list(client.converse_stream(**asked)["stream"])) > 4
-            else:
-                assert client.converse(**asked)["output"]["message"]["role"] == "assistant"
-            messages += CONVERSE.results(said)
+    asked = {**CONVERSE.question, "modelId": "us.anthropic.claude-m:0"}
+    with rollout("agent"), otel_rollout.request_token_ids():
+        if stream:
+            assert len(list(client.converse_stream(**asked)["stream"])) > 4
+        else:
+            assert client.converse(**asked)["output"]["message"]["role"] == "assistant"
     client.close()
-    trajectory = check(recording, server, CONVERSE, stream)
-    assert trajectory.completions[0].request_model == "us.anthropic.claude-m:0"
+    (exchange,) = server.exchanges
+    assert b"token_ids" not in exchange.request
+    assert exchange.request_headers["authorization"].startswith("AWS4-")
+    trajectory = recording.trajectory
+    assert trajectory.exchanges == []
+    (warning,) = trajectory.warnings
+    assert warning.endswith("went through botocore and was not captured")

@@ -441,6 +441,86 @@ async def test_a_request_that_is_refused_all_the_same(
     assert [each.status for each in trajectory.completions] == ["error", "error"]
 
 
+class Moody:
+    """A server that refuses some of the requests that ask for token ids; `said` in turn."""
+
+    def __init__(self, *said: str | None) -> None:
+        self.said = [*said]
+        self.asked: list[bool] = []
+
+    def __call__(self, body: dict[str, Any]) -> Any:
+        self.asked.append("return_token_ids" in body)
+        text = self.said.pop(0) if self.asked[-1] and self.said else None
+        if text is None:
+            return "Hi"
+        return Raw(400, json.dumps({"error": {"message": text}}).encode())
+
+
+@STREAMED
+async def test_a_refusal_is_about_that_request(
+    with_token_ids: InMemoryTrajectoryExporter,
+    clients: Clients,
+    gateway_to: Serve,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+):
+    """The call is made without the fields, the next ones with them, and the trajectory says it."""
+    model = Moody(None, "Out of range float values are not JSON compliant: nan", None, "no", "no")
+    gateway = await gateway_to(clients.serve(model, token_ids=False, logprobs=False).base_url)
+    with rollout("agent") as trajectory:
+        for _ in range(8):
+            url = gateway.base_url() + "/chat/completions"
+            assert (await send(url, {**CHAT, "stream": stream})).status == 200
+    assert model.asked == [True, True, False, True, True, False, True, False, *[True] * 3]
+    assert sum(bool(each.token_ids) for each in trajectory.completions) == 5
+    (warning,) = trajectory.warnings
+    assert warning.startswith("3 replies have no token ids: the server refused the fields")
+    assert "refuses" not in caplog.text
+
+
+async def test_a_server_that_refuses_without_a_name(
+    with_token_ids: InMemoryTrajectoryExporter,
+    clients: Clients,
+    gateway_to: Serve,
+    caplog: pytest.LogCaptureFixture,
+):
+    """It is asked three times, then for a while no more; then it is tried again."""
+    model = Moody(*["no"] * 4)
+    gateway = await gateway_to(clients.serve(model, token_ids=False, logprobs=False).base_url)
+    with rollout("agent"):
+        for _ in range(3 + 32 + 1 + 32 + 2):
+            assert (await send(gateway.base_url() + "/chat/completions", CHAT)).status == 200
+    tried = [True, False]
+    assert model.asked == [*tried * 3, *[False] * 32, *tried, *[False] * 32, True, True]
+    assert caplog.text.count("the model server refuses") == 1
+
+
+@STREAMED
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_what_the_client_wrote_wrong(
+    with_token_ids: InMemoryTrajectoryExporter,
+    clients: Clients,
+    gateway_to: Serve,
+    stream: bool,
+    encoding: str,
+):
+    """It is sent once, and the client gets the error as it came."""
+    text = "Invalid 'temperature': decimal above maximum value."
+    model = Moody(text)
+    server = clients.serve(model, token_ids=False, logprobs=False, compress=encoding == "gzip")
+    gateway = await gateway_to(server.base_url, api_key="sk-of-the-server")
+    asked = {**CHAT, "stream": stream, "temperature": 3}
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        answers = [await send(url, asked, accept_encoding=encoding) for _ in range(2)]
+    assert [answer.status for answer in answers] == [400, 200]
+    body = answers[0].body if encoding == "identity" else gzip.decompress(answers[0].body)
+    assert json.loads(body) == {"error": {"message": text}}
+    assert model.asked == [True, True]
+    first = trajectory.completions[0]
+    assert (first.status, first.exchange.attempts, first.exchange.refused) == ("error", 1, None)
+
+
 async def test_a_body_that_is_signed_stays(
     with_token_ids: InMemoryTrajectoryExporter, clients: Clients, gateway_to: Serve
 ):

@@ -18,6 +18,7 @@ from otel_rollout.gateway import LIMITS, serve
 from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.otlp import read
 from otel_rollout.record import Options
+from otel_rollout.testing import Reply
 from tests.gateway.programs import HARNESS, SECRET, Serve, command
 from tests.kit.conversations import ASK
 from tests.kit.function_calls import calls_of_ours
@@ -31,6 +32,7 @@ BEGIN = {
     "group_id": "g",
     "sample_index": 3,
     "group_size": 4,
+    "policy_version": 7,
     "metadata": {"a": [1]},
 }
 
@@ -65,6 +67,77 @@ async def test_a_rollout_over_http(captured: Recording, clients: Clients, gatewa
     assert trajectory.output == [1]
     assert trajectory.status == "complete"
     assert trajectory.warnings == []
+
+
+async def test_the_version_of_a_rollout(captured: Recording, clients: Clients, gateway_to: Serve):
+    """It is that of each call as it is made, whether it was set for one rollout or for all."""
+    gateway = await gateway_to(clients.serve("Hello").base_url)
+    rollouts = gateway.url + "/rollouts"
+    begun = [
+        (await send(rollouts, options, **HARNESS)).json()
+        for options in ({}, {"policy_version": "v1"}, {"policy_version": 0})
+    ]
+
+    async def ask() -> None:
+        for each in begun:
+            await send(each["openai_base_url"] + "/chat/completions", CHAT)
+
+    await ask()
+    first = f"{rollouts}/{begun[0]['id']}"
+    changed = await send(first, {"policy_version": 1, "reward": 2}, "PATCH", **HARNESS)
+    assert changed.json() == {"id": begun[0]["id"], "reward": 2.0, "policy_version": 1}
+    await ask()
+    changed = await send(rollouts, {"policy_version": 3}, "PATCH", **HARNESS)
+    assert (changed.status, changed.json()) == (200, {"policy_version": 3})
+    begun += [(await send(rollouts, options, **HARNESS)).json() for options in ({}, {"name": "n"})]
+    await send(f"{rollouts}/{begun[-1]['id']}", {"policy_version": "own"}, "PATCH", **HARNESS)
+    await ask()
+    for each in begun:
+        await send(f"{rollouts}/{each['id']}", None, "DELETE", **HARNESS)
+    found = {t.id: t for t in captured.trajectories}
+    versions = [[c.policy_version for c in found[each["id"]].completions] for each in begun]
+    assert versions == [[None, 1, 3], ["v1", "v1", 3], [0, 0, 3], [3], ["own"]]
+    assert [found[each["id"]].policy_version for each in begun] == [1, "v1", 0, 3, 3]
+
+
+@pytest.mark.parametrize("version", [True, 1.5, [1], {}, None])
+async def test_what_is_no_version(
+    captured: Recording, clients: Clients, gateway_to: Serve, version: Any
+):
+    """The error names the member, what came and what is expected; nothing changes."""
+    gateway = await gateway_to(clients.serve("Hello").base_url)
+    rollouts, asked = gateway.url + "/rollouts", {"policy_version": version}
+    begun = (await send(rollouts, {"policy_version": 5}, **HARNESS)).json()
+    if version is not None:
+        answer = await send(rollouts, asked, **HARNESS)
+        assert answer.status == 400
+        assert "policy_version" in answer.json()["error"]["message"]
+    for address in (rollouts, f"{rollouts}/{begun['id']}"):
+        answer = await send(address, asked, "PATCH", **HARNESS)
+        assert answer.status == 400
+        text = f"policy_version: expected a text or an integer, got {version!r}"
+        assert answer.json()["error"]["message"] == text
+        assert (await send(address, {}, "PATCH", **HARNESS)).status == 400
+        token = {"authorization": f"Bearer or-{begun['token']}"}
+        assert (await send(address, {"policy_version": 1}, "PATCH", **token)).status in (401, 403)
+    await send(f"{rollouts}/{begun['id']}", None, "DELETE", **HARNESS)
+    assert captured.trajectory.policy_version == 5
+
+
+async def test_a_version_that_changes_in_a_call(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """The call has both, so that it is known to be sampled by two."""
+    gateway = await gateway_to(clients.serve(Reply("Hello", delay=0.5)).base_url)
+    rollouts = gateway.url + "/rollouts"
+    begun = (await send(rollouts, {"policy_version": 5}, **HARNESS)).json()
+    asking = asyncio.create_task(send(begun["openai_base_url"] + "/chat/completions", CHAT))
+    await asyncio.sleep(0.2)
+    await send(rollouts, {"policy_version": 6}, "PATCH", **HARNESS)
+    await asking
+    await send(f"{rollouts}/{begun['id']}", None, "DELETE", **HARNESS)
+    (call,) = captured.trajectory.completions
+    assert (call.policy_version, call.exchange.last_policy_version) == (5, 6)
 
 
 async def test_a_rollout_that_is_left_ends(

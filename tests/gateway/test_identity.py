@@ -308,3 +308,27 @@ async def test_no_span_has_a_token(clients: Clients, gateway_to: Serve):
     assert "opentelemetry.instrumentation.openai.v1" in scopes
     assert token in base_url
     assert not any(token in span.to_json() for span in spans.get_finished_spans())
+
+
+@pytest.mark.parametrize("given", [None, "a secret of the gateway's own"])
+@pytest.mark.parametrize("begun_here", [False, True], ids=["in Python", "over HTTP"])
+async def test_the_headers_that_a_gateway_hands_out(
+    captured: Recording, clients: Clients, gateway_to: Serve, given: str | None, begun_here: bool
+):
+    """They are taken, whatever secret it has, and prove no other rollout than their own."""
+    gateway = await gateway_to(clients.serve("Hello").base_url, secret=given)
+    secret = {"authorization": f"Bearer {given or gateway.made_secret}"}
+    with rollout("agent") as trajectory:
+        environment, name = gateway.environment(), trajectory.id
+        if begun_here:
+            begun = (await send(gateway.url + "/rollouts", {}, **secret)).json()
+            environment, name = begun["environment"], begun["id"]
+        headers = {each: environment[each.upper()] for each in ("traceparent", "baggage")}
+        answer = await send(f"{gateway.url}/v1/chat/completions", CHAT, **headers)
+        assert answer.status == 200
+        headers["baggage"] = headers["baggage"].replace(name, "ab" * 16)
+        answer = await send(f"{gateway.url}/v1/chat/completions", CHAT, **headers)
+        assert answer.status == 401
+    await send(f"{gateway.url}/rollouts/{name}", None, "DELETE", **secret)
+    (found,) = (each for each in captured.trajectories if each.id == name)
+    assert len(found.completions) == 1

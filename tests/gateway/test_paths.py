@@ -167,6 +167,10 @@ async def test_no_path_leaves_the_base_url(
             answer = await send(url, CHAT, x_api_key=f"or-{gateway.token()}")
             assert answer.status == 400
     assert everything.exchanges == []
+    # As what is refused with 403 is: no call of the agent is lost without a word.
+    (warning,) = [each for each in captured.trajectory.warnings if "not captured" in each]
+    assert warning.startswith("2 requests to /")
+    assert "the gateway, which refuses" in warning
 
 
 @given(st.binary(max_size=40))

@@ -14,6 +14,7 @@ from otel_rollout import reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.command import main
 from otel_rollout.otlp import read
+from otel_rollout.testing import Raw
 from tests.gateway.programs import HARNESS, command
 from tests.kit.outside import send
 from tests.kit.recording import Clients
@@ -83,6 +84,56 @@ async def test_workers_take_turns_on_a_rollout(clients: Clients, tmp_path: Path)
         assert [completion.id for completion in trajectory.histories[0].completions] == own
         assert len(trajectory.histories) == 1
     assert len({record.text(sc.EXCHANGE_PROCESS) for record in read(spans)} - {None}) >= 2
+
+
+async def test_workers_know_the_version(clients: Clients, tmp_path: Path):
+    """Each call of each worker has the version that was set last, by whichever of them."""
+    spans = tmp_path / "spans.jsonl"
+    process, url = await command(clients.serve(), "--workers", "2", "--spans", str(spans))
+    one, other = [await begun(url, sample) for sample in range(2)]
+
+    async def ask() -> None:
+        for each in (one, other):
+            await turns(each["openai_base_url"], 4)
+
+    await ask()
+    for address, version in ((f"/rollouts/{one['id']}", "a"), ("/rollouts", 2), ("/rollouts", 3)):
+        answer = await send(url + address, {"policy_version": version}, "PATCH", **HARNESS)
+        assert answer.status == 200, answer.body
+        await ask()
+    for each in (one, other):
+        await send(f"{url}/rollouts/{each['id']}", None, "DELETE", **HARNESS)
+    await stop(process)
+    found = {t.id: t for t in reconstruct(read(spans))}
+    versions = [[c.policy_version for c in found[each["id"]].completions] for each in (one, other)]
+    assert versions == [
+        [None] * 4 + ["a"] * 4 + [2] * 4 + [3] * 4,
+        [None] * 8 + [2] * 4 + [3] * 4,
+    ]
+    assert [found[each["id"]].policy_version for each in (one, other)] == ["a", 2]
+
+
+async def test_a_worker_takes_a_refusal_for_one_request(clients: Clients, tmp_path: Path):
+    """Where each fourth request for token ids is refused, all others have them."""
+    spans, asked = tmp_path / "spans.jsonl", list[bool]()
+
+    def reply(body: dict[str, Any]) -> Any:
+        asked.append("return_token_ids" in body)
+        is_refused = asked[-1] and sum(asked) % 4 == 0
+        return Raw(400, b'{"error": {"message": "not JSON compliant"}}') if is_refused else "Hi"
+
+    server = clients.serve(reply, token_ids=False, logprobs=False)
+    options = "--workers", "2", "--request-token-ids", "--spans", str(spans)
+    process, url = await command(server, *options)
+    rollout = await begun(url, 0)
+    await turns(rollout["openai_base_url"], 24)
+    await send(f"{url}/rollouts/{rollout['id']}", None, "DELETE", **HARNESS)
+    await stop(process)
+    assert asked.count(True) == 24
+    (trajectory,) = reconstruct(read(spans))
+    assert sum(bool(each.token_ids) for each in trajectory.completions) == 18
+    (warning,) = trajectory.warnings
+    assert warning.startswith("6 replies have no token ids: the server refused the fields")
 
 
 @pytest.mark.slow

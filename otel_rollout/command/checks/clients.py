@@ -19,20 +19,19 @@ from otel_rollout.record import capture, process_state
 _OWN_HOOKS = ("openai", "anthropic", "groq", "together", "cerebras-cloud-sdk")
 """Clients with hooks of their own: all their calls are captured, with retries."""
 _ON_HTTP = {
-    "litellm": "openai, httpx, aiohttp, boto3",
-    "dspy": "lm15",
-    "lm15": "sockets of its own",
+    "litellm": "openai, httpx, aiohttp",
     "google-genai": "httpx, aiohttp",
     "ollama": "httpx",
     "mistralai": "httpx",
     "cohere": "httpx",
-    "boto3": "botocore",
     "huggingface_hub": "httpx or requests",
 }
 """Clients without hooks of their own, and what they send with."""
-_HTTP = ("httpx", "httpx2", "aiohttp", "requests", "botocore")
+_HTTP = ("httpx", "httpx2", "aiohttp", "requests")
 """HTTP libraries with hooks that capture."""
-_COUNTED = ("urllib3",)
+_ON_COUNTED = {"boto3": "botocore", "dspy": "lm15"}
+"""Clients on libraries whose calls are only counted."""
+_COUNTED = ("urllib3", "botocore", "lm15")
 """HTTP libraries with hooks that only count; Python's own are such, too."""
 _NOT_SEEN = {
     "claude-agent-sdk": ("claude_agent_sdk", "another program makes its calls"),
@@ -66,6 +65,13 @@ def clients() -> Iterator[Finding]:
         yield Finding.ok(
             "HTTP libraries",
             f"calls of known model APIs are captured, other model calls counted: {listed(http)}",
+        )
+    if found := installed(_ON_COUNTED):
+        above = {name: f"{number} (on {_ON_COUNTED[name]})" for name, number in found.items()}
+        yield Finding.ok(
+            "clients",
+            f"counted, not captured: {listed(above)}. Ask the model through LiteLLM or another "
+            f"client that is captured (dspy.LM(..., engine='litellm')), or through the gateway",
         )
     counted = listed({**installed(_COUNTED), "http.client": "", "urllib": ""})
     yield Finding.ok("HTTP libraries", f"model calls are counted, not captured: {counted}")

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from otel_rollout.wire import object_in
+from otel_rollout.wire import asks_a_model, endpoint_of, object_in
 
 TOKEN = "[A-Za-z0-9_-]{92,400}"  # noqa: S105 - its shape
 """A token of a gateway, as a regular expression."""
@@ -24,6 +24,10 @@ token_in_path = re.compile(f"/r/{TOKEN}(?=/|$)")
 REDACTED = "[redacted]"
 _SCHEME = string.ascii_letters + string.digits + "+-."
 _SHORTEST_SECRET = 8
+_PATH_WORDS = frozenset(("endpoints", "locations", "projects", "publishers"))
+"""Segments of addresses that are no keys."""
+_of_api = re.compile(r"(?:/(?:openai|api|inference|(?:model|deployments)/[^/]+|v\d\w*))+$").search
+"""What the path of an API begins with."""
 _is_basic = re.compile(r"Basic\s+(\S+)\s*$", re.I).match
 _is_odd = re.compile(r"[^\w.~-]").findall
 _MOST_ODD = 4
@@ -219,7 +223,7 @@ def _parts_of_basic(encoded: str) -> set[str]:
 
 
 def secrets_of_url(url: str) -> set[str]:
-    """User, password and values of the query in an address, as written and decoded."""
+    """User, password, values of the query, and what may be a key in the path of an address."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -232,8 +236,26 @@ def secrets_of_url(url: str) -> set[str]:
             found.add(name)
         elif not _is_harmless(name):
             found |= {value, *(decoded for _, decoded in parse_qsl(field))}
+    path = parts.path.rstrip("/")
+    found |= set(path.removesuffix(api_path(path)).split("/")) - _PATH_WORDS
     found |= {unquote(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _SHORTEST_SECRET}
+
+
+def api_path(path: str) -> str:
+    """The part of a path that a model API is known to have: what is before it may be a key."""
+    path = path.rstrip("/")
+    end = endpoint_of(path) or ("/" + path.rpartition("/")[2] if asks_a_model(path) else "")
+    before = _of_api(path.removesuffix(end))
+    return (before.group() if before else "") + end
+
+
+@lru_cache(64)
+def public_address(address: str) -> str:
+    """Scheme and host of an address, with the known part of its path."""
+    scheme, separator, rest = address.partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return scheme + separator + host.rpartition("@")[2] + api_path(slash + path)
 
 
 def without_token(address: str) -> str:
@@ -256,7 +278,7 @@ def public_path(url: str) -> str:
     address, _, query = url.partition("#")[0].partition("?")
     scheme, separator, rest = address.partition("//")
     if separator and not scheme.rstrip(":").strip(_SCHEME):
-        address = rest.partition("/")[2]
+        address = api_path("/" + rest.partition("/")[2])
     names = [field.partition("=")[0] for field in query.split("&") if "=" in field]
     address = without_token(address)
     return "/" + address.lstrip("/") + ("?" + "&".join(names) if names else "")

@@ -155,7 +155,12 @@ def within(active: ActiveRollout, context: Context) -> Context:
     return with_rollout(context, active, None if callable(version) else version)
 
 
-def with_rollout(context: Context, active: ActiveRollout, version: str | int | None) -> Context:
+def with_rollout(
+    context: Context,
+    active: ActiveRollout,
+    version: str | int | None,
+    secret: bytes | None = None,
+) -> Context:
     """The context with baggage that names the rollout, and the version of its policy."""
     context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, without_rollout(context))
     if version is not None:
@@ -164,7 +169,7 @@ def with_rollout(context: Context, active: ActiveRollout, version: str | int | N
         context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
     if any(group := group_of(active)):
         context = baggage.set_baggage(sc.ROLLOUT_GROUP_ID, dumps(group), context)
-    if (secret := rollout_secret()) is not None:
+    if (secret := secret or rollout_secret()) is not None:
         context = baggage.set_baggage(sc.ROLLOUT_PROOF, _proof(secret, context), context)
     return context
 

@@ -196,10 +196,16 @@ OUTSIDE = otel_context.set_value(
 """The context of a gateway's own work: in no rollout, and no instrumentation makes spans of it."""
 
 
-def headers_of(active: ActiveRollout, *, environ: bool = False) -> dict[str, str]:
-    """The W3C headers of a rollout, as `propagate` gives them, without counting it as handed on."""
+def headers_of(
+    active: ActiveRollout, *, environ: bool = False, secret: bytes | None = None
+) -> dict[str, str]:
+    """The W3C headers of a rollout, as `propagate` gives them, without counting it as handed on.
+
+    secret: proves them. None: that of the process, if it has one.
+    """
     context = trace.set_span_in_context(active.span, Context())
-    return carrier_of(with_rollout(context, active, active.policy_version), environ=environ)
+    context = with_rollout(context, active, active.policy_version, secret)
+    return carrier_of(context, environ=environ)
 
 
 def begin_here(options: Options) -> ActiveRollout:

@@ -72,6 +72,13 @@ class AiohttpPost(ModelPost):
             _record(content, recorder)
             weakref.finalize(response, recorder.dropped).atexit = False
 
+    async def refusal(self, response: Any) -> Any:
+        body: bytes = await response.read()
+        content, response._body = response.content, None
+        content._buffer.append(body)
+        content._size, content._cursor = content._size + len(body), content._cursor - len(body)
+        return body.decode("utf-8", "replace")
+
 
 def _address(args: Any, kwargs: Any) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("str_or_url")

@@ -20,21 +20,21 @@ from otel_rollout.record import openai_client
 from otel_rollout.record.privacy.content import Content, content_rule
 from otel_rollout.record.processes import children
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports import aiohttp, httpx, lm15, urllib3
+from otel_rollout.record.transports import aiohttp, httpx, urllib3
 from otel_rollout.record.transports.post import async_hook, hook
 
 _HTTPX = (
     hook("Client", "send", httpx.HttpxPost),
     async_hook("AsyncClient", "send", httpx.HttpxPost),
 )
-_LM15 = (hook("StdlibTransport", "stream", lm15.Lm15Post),)
-_LM15_ASYNC = (async_hook("StdlibAsyncTransport", "_do_stream", lm15.Lm15Post),)
+_LM15 = (hook("StdlibTransport", "stream", urllib3.CountedPost),)
+_LM15_ASYNC = (async_hook("StdlibAsyncTransport", "_do_stream", urllib3.CountedPost),)
 TRANSPORTS = {
     "httpx": _HTTPX,
     "httpx2": _HTTPX,
     "aiohttp.client": (async_hook("ClientSession", "_request", aiohttp.AiohttpPost),),
     "requests.sessions": (hook("Session", "send", urllib3.RequestsPost),),
-    "botocore.httpsession": (hook("URLLib3Session", "send", urllib3.BotocorePost),),
+    "botocore.httpsession": (hook("URLLib3Session", "send", urllib3.CountedPost),),
     "lm15.transports._sync": _LM15,
     "lm15.transports._async": _LM15_ASYNC,
     "dspy._vendor.lm15.transports._sync": _LM15,

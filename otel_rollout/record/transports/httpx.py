@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from otel_rollout.record.calls import received
 from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.record.transports.model_post import ModelPost
 from otel_rollout.wire import asks_a_model
 
@@ -44,3 +46,21 @@ class HttpxPost(ModelPost):
 
     def received(self, recorder: ExchangeRecorder, response: Any) -> None:
         received(recorder, response)
+
+    def refusal(self, response: Any) -> Any:
+        if hasattr(response, "_content"):
+            return response.text
+        bound = response.stream
+        assert bound._stream is not None  # before it is read: it takes its place again
+        if hasattr(bound, "__aiter__"):
+            return self._read(response)
+        return self._put_back(response, b"".join(response.iter_raw()))
+
+    async def _read(self, response: Any) -> str:
+        return self._put_back(response, b"".join([part async for part in response.aiter_raw()]))
+
+    def _put_back(self, response: Any, body: bytes) -> str:
+        """Have the body, which was read, read again."""
+        response.stream._stream = sys.modules[self.library].ByteStream(body)
+        response.is_stream_consumed = response.is_closed = False
+        return decoded(body, response.headers.get("content-encoding")).decode("utf-8", "replace")

@@ -66,6 +66,10 @@ class ModelPost:
         """Show the recorder the response that the library's method returns."""
         raise NotImplementedError
 
+    def refusal(self, response: Any) -> Any:
+        """The body of a response, as `ClientCall.refusal` has it."""
+        raise NotImplementedError
+
 
 def as_bytes(body: object) -> bytes | None:
     """A body that is a text or bytes; None for any other."""

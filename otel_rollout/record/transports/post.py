@@ -20,6 +20,7 @@ from otel_rollout.record.calls import (
     recording_rollout,
 )
 from otel_rollout.record.current import capture_is_off, current_rollout
+from otel_rollout.record.privacy.secrets import api_path
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.transports.hooks import Hook
@@ -90,7 +91,8 @@ def _begin(
     sent = post.body if endpoint is not None else None
     body = object_in(sent) if sent else None
     if endpoint is None or body is None or not _is_asked(path, body):
-        note_uncaptured(active, client_of(post.library), path)
+        note_uncaptured(active, client_of(post.library), api_path(path))
+        active.secrets.learn(post.headers, post.url)
         return UNRECORDED, args, kwargs
     added = NOTHING
     if not is_signed(post.headers):
@@ -106,7 +108,7 @@ def _begin(
         recorder.request(sent, post.headers, post.url)
         return post.args, post.kwargs
 
-    call = ClientCall(recorder, lambda: None, added, plain, post.received)
+    call = ClientCall(recorder, lambda: None, added, plain, post.received, post.refusal)
     return call, post.args, post.kwargs
 
 

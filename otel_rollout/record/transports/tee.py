@@ -24,7 +24,7 @@ def tee(response: Any, recorder: ExchangeRecorder) -> Any:
     reading = Reading(recorder, decoder)
     kind: Any = type(response.stream)
     stream = _tee_class(kind)(response.stream, reading)
-    reading.ends_with(stream)
+    weakref.finalize(stream, reading.dropped).atexit = False
     return stream
 
 
@@ -71,13 +71,9 @@ class Reading:
             self._recorder.end(error=error)
 
     def dropped(self) -> None:
-        """The bytes are read no further."""
+        """The bytes are read no further, or the stream is dropped unread."""
         if self._response == self._recorder.responses:
             self._recorder.dropped()
-
-    def ends_with(self, stream: object) -> None:
-        """Finalizer: ends the recording of a stream that is dropped unread."""
-        weakref.finalize(stream, self.dropped).atexit = False
 
 
 def _whole(chunk: bytes) -> Iterable[bytes]:

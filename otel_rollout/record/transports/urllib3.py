@@ -1,12 +1,13 @@
-"""The libraries on urllib3 (requests, botocore), urllib3 itself, and `http.client`.
+"""requests, and the libraries of which calls are counted: their bodies are not looked at.
 
-What requests and botocore send is recorded. Of urllib3 and of Python's `http.client`, on which
-urllib and others are, calls are counted: their bodies are not looked at.
+These are urllib3 and Python's `http.client`, on which urllib and others are; botocore, on which
+boto3 is; and lm15, the client on sockets of its own that DSPy brings.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,33 +36,29 @@ class RequestsPost(ModelPost):
         elif recorder.response(status, headers):
             _record(response.raw, recorder)
 
+    def refusal(self, response: Any) -> Any:
+        if response._content is False:
+            raw, body = response.raw, response.raw.read(decode_content=False)
+            about = {name: getattr(raw, name) for name in ("headers", "status", "reason")}
+            response.raw = type(raw)(io.BytesIO(body), preload_content=False, **about)
+            return decoded(body, raw.headers.get("content-encoding")).decode("utf-8", "replace")
+        return response.text
 
-class BotocorePost(ModelPost):
-    """A POST as botocore prepares it, which boto3 is on, anew for each attempt: signed already."""
 
-    library = "botocore"
-    hides_count = False
+class CountedPost(ModelPost):
+    """A POST as a request of botocore or lm15, which is counted."""
 
     def __init__(self, instance: Any, args: Any, kwargs: Any) -> None:
         super().__init__(instance, args, kwargs)
-        self.headers = {
-            name: value.decode("latin-1") if isinstance(value, bytes) else str(value)
-            for name, value in self.request.headers.items()
-        }
+        self.library = "lm15" if "lm15" in type(self.request).__module__ else "botocore"
+        self.headers = dict(self.headers)
 
-    def replace(self, body: bytes) -> None:
-        self.request.body = body
-        self.request.headers["Content-Length"] = str(len(body))
-
-    def received(self, recorder: ExchangeRecorder, response: Any) -> None:
-        status, headers, content = response.status_code, response.headers, response._content
-        if content is not None:  # botocore leaves the encoding on
-            recorder.response(status, headers, decoded(content, headers.get("content-encoding")))
-        elif recorder.response(status, headers):
-            _record(response.raw, recorder)
+    @property
+    def body(self) -> bytes | None:
+        return None
 
 
-class Urllib3Post(ModelPost):
+class Urllib3Post(CountedPost):
     """A POST whose HTTP method and address, or path, are the first arguments: it is counted."""
 
     library = "urllib3"
@@ -76,10 +73,6 @@ class Urllib3Post(ModelPost):
         method = args[0] if args else kwargs.get("method")
         return model_path(_address(args, kwargs)) if method == "POST" else None
 
-    @property
-    def body(self) -> bytes | None:
-        return None
-
 
 class HttpClientPost(Urllib3Post):
     library = "http.client"
@@ -93,7 +86,7 @@ def _record(response: Any, recorder: ExchangeRecorder) -> None:
     """Record what is read of a response of urllib3, for `response` of this recorder.
 
     It stays the object that it is, and becomes one of a subclass of its class: whoever reads it
-    (requests, botocore, the user) does that by the methods there.
+    (requests, the user) does that by the methods there.
     """
     kind: Any = type(response)
     response.__class__ = _recorded_class(kind)

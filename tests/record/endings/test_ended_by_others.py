@@ -257,3 +257,37 @@ async def test_a_call_inside_a_call_is_not_taken_for_a_retry(
     assert completion.request_model == "agent"
     assert said(completion) == "reply to agent"
     assert completion.exchange.attempts == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_a_stream_that_another_rollouts_thread_ends_meanwhile(
+    recording: Recording, clients: Clients, seconds: float
+) -> None:
+    """A dropped stream, which any next call ends, is part of its rollout that ends just then."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def version() -> int:
+        if threading.current_thread().name == "other":  # at the end of the call, before its span's
+            inside.set()
+            assert leave.wait(30)
+        return 1
+
+    client = clients.sync(clients.serve(SLOW))
+
+    def run_other() -> None:
+        with rollout("other"):
+            client.chat.completions.create(model="m", messages=ASK)
+
+    other = threading.Thread(target=run_other, name="other")
+    with rollout("agent", policy_version=version):
+        stream = client.chat.completions.create(model="m", messages=ASK, stream=True)
+        next(iter(stream))
+        del stream
+        gc.collect()
+        other.start()
+        assert inside.wait(30)
+        threading.Timer(seconds, leave.set).start()
+    other.join()
+    (trajectory,) = (each for each in recording.trajectories if each.name == "agent")
+    assert [each.status for each in trajectory.exchanges] == ["abandoned"]
+    assert trajectory.warnings == []

@@ -231,7 +231,7 @@ def test_generators_are_refused(function: Any, decorate: Callable[[Any], Any]):
     with pytest.raises(NotARolloutError, match="is a generator function") as caught:
         decorate(function)
     assert "with rollout(" in str(caught.value)
-    assert "decorate the function that consumes it" in str(caught.value)
+    assert "decorate a function that runs it to its end" in str(caught.value)
 
 
 @pytest.mark.parametrize("thing", [Value, 3, None.__class__, ["a"]])

@@ -177,7 +177,6 @@ class Library:
     """True if only the environment of the frameworks has it."""
 
 
-_LM15 = "dspy._vendor.lm15"
 LIBRARIES: dict[str, Library] = {
     "httpx2": Library("httpx2", httpx_sync("httpx2")),
     "httpx2-async": Library("httpx2", httpx_async("httpx2")),
@@ -185,10 +184,15 @@ LIBRARIES: dict[str, Library] = {
     "httpx": Library("httpx", httpx_sync("httpx"), is_foreign=True),
     "httpx-async": Library("httpx", httpx_async("httpx"), is_foreign=True),
     "aiohttp": Library("aiohttp", aiohttp_, counts=False, is_foreign=True),
-    "botocore": Library("botocore", botocore_, redirects=False, counts=False, is_foreign=True),
-    "lm15": Library("dspy", lm15(_LM15), redirects=False, is_foreign=True),
-    "lm15-async": Library("dspy", lm15_async(_LM15), redirects=False, is_foreign=True),
 }
+COUNTED: dict[str, Library] = {
+    "botocore": Library("botocore", botocore_, redirects=False, is_foreign=True),
+    "lm15": Library("dspy", lm15("dspy._vendor.lm15"), redirects=False, is_foreign=True),
+    "lm15-async": Library(
+        "dspy", lm15_async("dspy._vendor.lm15"), redirects=False, is_foreign=True
+    ),
+}
+"""Libraries whose calls are counted, and not captured."""
 EVERY = pytest.mark.parametrize(
     "library",
     [

@@ -17,7 +17,16 @@ from otel_rollout.record.state import process_state
 from otel_rollout.testing import Raw, Reply
 from tests.kit.calling import Configure
 from tests.kit.recording import Clients, Recording
-from tests.record.transports.libraries import BODY, EVERY, HEADERS, STREAMED, Library, Seen, ask
+from tests.record.transports.libraries import (
+    BODY,
+    COUNTED,
+    EVERY,
+    HEADERS,
+    STREAMED,
+    Library,
+    Seen,
+    ask,
+)
 
 
 async def outcome(asking: Awaitable[Seen]) -> Seen | tuple[Any, ...]:
@@ -207,6 +216,20 @@ async def test_a_server_that_refuses_what_is_added(
 
 
 @EVERY
+@pytest.mark.parametrize("how", ["whole", "streamed", "part", "never"])
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "gzip"])
+async def test_what_the_caller_wrote_wrong(
+    configure: Configure, clients: Clients, library: Library, how: str, compress: bool
+):
+    """It is sent once, and the caller sees the error as without us, however it reads it."""
+    wrong = Raw(400, b'{"error": {"message": "a role is missing", "param": "messages"}}')
+    with otel_rollout.request_token_ids():
+        trajectory, _ = await as_bare(configure, clients, library, wrong, how, compress=compress)
+    (exchange,) = trajectory.exchanges
+    assert (exchange.status, exchange.attempts, exchange.refused) == ("error", 1, None)
+
+
+@EVERY
 @pytest.mark.parametrize(
     ("name", "value"),
     [("Authorization", "AWS4-HMAC-SHA256 Credential=a"), ("Content-Digest", "sha-256=:a=:")],
@@ -243,12 +266,38 @@ async def test_what_is_no_call_of_a_model(recording: Recording, clients: Clients
             await ask(library, server)
     trajectory = recording.trajectory
     assert trajectory.exchanges == []
-    name = "lm15" if library.module == "dspy" else library.module
     (warning,) = [each for each in trajectory.warnings if "captured" in each]
-    assert warning in (
-        f"1 request to /v1/generate went through {name} and was not captured",
-        f"1 request to /v1/generate went through dspy ({name}) and was not captured",
+    assert warning == (
+        f"1 request to /v1/generate went through {library.module} and was not captured"
     )
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("how", ["whole", "streamed", "part", "never"])
+@pytest.mark.parametrize("name", COUNTED)
+async def test_a_library_that_is_counted(
+    recording: Recording, clients: Clients, name: str, how: str
+):
+    """Each call is named once, sent as it is, and its caller sees what it saw."""
+    library, reply = COUNTED[name], Raw(body=b'{"choices": []}')
+    bare = await ask(library, clients.serve(reply), how)
+    server = clients.serve(reply)
+    async with rollout("agent"):
+        with otel_rollout.request_token_ids():
+            for _ in range(2):
+                assert await ask(library, server, how) == bare
+        with no_capture():
+            await ask(library, server, how)
+        await ask(library, server, how, path="/log?to=/chat/completions")
+    assert all(b"token_ids" not in exchange.request for exchange in server.exchanges)
+    trajectory = recording.trajectory
+    assert trajectory.exchanges == []
+    (warning,) = trajectory.warnings
+    through = "botocore" if name == "botocore" else "lm15", "dspy (lm15)"
+    assert warning in {
+        f"2 requests to /v1/chat/completions went through {each} and were not captured"
+        for each in through
+    }
 
 
 @EVERY
