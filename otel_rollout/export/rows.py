@@ -98,7 +98,7 @@ def to_token_rows(
     others have 0.0).
     advantage: relative to the group (`TrajectoryGroup.advantages`, with `scale_advantages`,
     `epsilon` and `ddof`), shared likewise. Trajectories that come without a `TrajectoryGroup` are
-    compared with those of the same `group_id`, which inside a workflow are those of the same group
+    compared with those of the same `group_key`, which inside a workflow are those of the same group
     and name. None: it has no reward, no `group_id`, or is compared with none; where none of
     several scored trajectories has an advantage, a `NoAdvantageWarning` gives the reasons.
     include_children: also rows of a group's `children`, after those of the member that they ran
@@ -109,9 +109,9 @@ def to_token_rows(
     require_whole_groups: ExportError if samples of a group are missing: its `sample_index` has
     gaps, or it has fewer members than its `group_size`. Else such a group gives a
     `PartialGroupWarning`.
-    trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
-    trajectory. parent_id: the trajectory that it ran inside, or None. history: the place in
-    `trajectory.histories` of the conversation that the row ends with; None where it is in none.
+    trajectory_id, name, task_id, sample_index; group_id: its `group_key`. row and rows: which of
+    how many of its trajectory. parent_id: the trajectory that it ran inside, or None. history: the
+    place in `trajectory.histories` of the conversation that the row ends with; None: it is in none.
     `options` are those of `Trajectory.token_sequences`; with `on_failure="keep"` the failures of a
     group have rows after the others, without an advantage.
 
@@ -315,9 +315,9 @@ def _samples(
     for place, item in enumerate(items):
         if isinstance(item, TrajectoryGroup):
             # Its members are compared whatever their group_id is, and with no others.
-            compared[place] = [_Sample(t, t.termination_reason, t.group_id) for t in item]
+            compared[place] = [_Sample(t, t.termination_reason, t.group_key) for t in item]
             samples += compared[place]
-            samples += [_Sample(t, t.termination_reason, t.group_id, True) for t in item.failures]
+            samples += [_Sample(t, t.termination_reason, t.group_key, True) for t in item.failures]
             continue
         for sample in _samples_of(item):
             samples.append(sample)
@@ -333,10 +333,10 @@ def _samples(
 def _samples_of(item: Trajectory | Episode) -> Iterator[_Sample]:
     """A trajectory, or those of an episode, which end as the episode does."""
     if isinstance(item, Trajectory):
-        yield _Sample(item, item.termination_reason, item.group_id)
+        yield _Sample(item, item.termination_reason, item.group_key)
         return
     for trajectory in item.trajectories:
-        group_id = trajectory.group_id
+        group_id = trajectory.group_key
         if group_id is None:  # recorded before workflow runs had a group of their own
             group_id = group_in_workflow(item.task_id, trajectory.name)
         reason = item.termination_reason

@@ -393,6 +393,7 @@ class Assembly(Source):
             trace_id=first.trace_id if first else "",
             start_time_ns=first.start_time_ns if first else 0,
             group_id=of_group.text(sc.ROLLOUT_GROUP_ID) if of_group else None,
+            group_run=of_group.text(sc.ROLLOUT_GROUP_RUN) if of_group else None,
             group_size=of_group.integer(sc.ROLLOUT_GROUP_SIZE) if of_group else None,
             status="unknown",
             trainable=bool(self._exchanges)

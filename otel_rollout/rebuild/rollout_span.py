@@ -69,6 +69,7 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         parent_id=record.text(sc.ROLLOUT_PARENT_ID),
         task_id=record.text(sc.ROLLOUT_TASK_ID),
         group_id=record.text(sc.ROLLOUT_GROUP_ID),
+        group_run=record.text(sc.ROLLOUT_GROUP_RUN),
         sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
         group_size=record.integer(sc.ROLLOUT_GROUP_SIZE),
         policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),

@@ -42,6 +42,8 @@ def place(trajectory: Trajectory, outer_group_id: str | None = None) -> dict[str
         found[sc.ROLLOUT_TASK_ID] = transportable(trajectory.task_id)
     if trajectory.group_id is not None:
         found[sc.ROLLOUT_GROUP_ID] = transportable(trajectory.group_id)
+    if trajectory.group_run is not None:
+        found[sc.ROLLOUT_GROUP_RUN] = transportable(trajectory.group_run)
     if outer_group_id is not None:
         found[sc.ROLLOUT_OUTER_GROUP_ID] = transportable(outer_group_id)
     if trajectory.sample_index is not None:

@@ -15,6 +15,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "task_id": (str, int),
     "group_id": (str, int),
+    "group_run": (str, int),
     "sample_index": (int,),
     "group_size": (int,),
     "policy_version": (str, int),
@@ -34,6 +35,7 @@ class Options:
     name: str | None = None
     task_id: str | int | None = None
     group_id: str | int | None = None
+    group_run: str | int | None = None
     sample_index: int | None = None
     group_size: int | None = None
     policy_version: str | int | Callable[[], str | int | None] | None = None

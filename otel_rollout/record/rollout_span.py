@@ -83,7 +83,7 @@ _STARTED_NAME = "rollout started"
 _IDENTITY = (
     *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
     *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
-    *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_PARENT_ID),
+    *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_GROUP_RUN, sc.ROLLOUT_PARENT_ID),
 )
 """Attributes of a rollout's own span that are on the one of its start, too."""
 _host = cache(socket.gethostname)

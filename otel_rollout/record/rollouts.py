@@ -43,6 +43,8 @@ class rollout:  # noqa: N801 - used as a decorator
     task_id: str or int, the task that the agent works on. None (default): not known.
     group_id: str or int, the group of samples that a trainer compares with each other (GRPO).
         None (default): no group.
+    group_run: str or int, which run of that group it is, such as the epoch: two runs are two
+        groups. None (default): all with the `group_id` are one group.
     sample_index: int, the number of this sample in its group, from 0. None (default): not numbered.
     group_size: int, how many samples the group is to have, here and elsewhere: `otel-rollout check`
         and rows then know a group of which some are missing. None (default): not known.
@@ -76,6 +78,7 @@ class rollout:  # noqa: N801 - used as a decorator
         *,
         task_id: str | int | None = None,
         group_id: str | int | None = None,
+        group_run: str | int | None = None,
         sample_index: int | None = None,
         group_size: int | None = None,
         policy_version: str | int | Callable[[], str | int | None] | None = None,
@@ -89,6 +92,7 @@ class rollout:  # noqa: N801 - used as a decorator
         name: the trajectory's name and the span's. None: the function's name, or "rollout".
         task_id: the task that the agent works on. None: not known.
         group_id: the group of samples that a trainer compares. None: no group.
+        group_run: which run of that group it is. None: all with the `group_id` are one group.
         sample_index: the number of this sample in its group, from 0. None: not numbered.
         group_size: the number of samples that its group is to have. None: not known.
         policy_version: the version of the weights that sample, or a function that gives it,

@@ -26,7 +26,7 @@ from otel_rollout.record.processes.child_reports import CONTINUED, LOST, read_re
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import ExchangeWriter, SpanRecord, label, transportable
+from otel_rollout.spans import ExchangeWriter, SpanRecord, group_key, label, transportable
 from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
@@ -96,8 +96,8 @@ class ActiveRollout:
     parent: ActiveRollout | None
     """The rollout around it. None: there is none, or it has ended."""
     outer_group_id: str | None
-    """The group of the rollout around it, whose receiver it is sent to. None: there is none, or it
-    was given a group itself outside a workflow."""
+    """The group whose receiver it is sent to: that of the rollout around it, unless it was given
+    its own outside a workflow; its own if that has a run. None: none, or its `group_id` alone."""
     lock: threading.RLock
     """Held while the clock, the counts or the writer are used."""
     options: Options
@@ -208,7 +208,7 @@ class ActiveRollout:
         self.inside = around if enclosing is None else None
         self.encloses = enclosing or around
         self.options, self.outer_group_id = options, outer_group_id
-        if parent is not None:
+        if not self.is_part:
             self._inherit(parent)
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
@@ -262,13 +262,19 @@ class ActiveRollout:
     @property
     def group_of_inner(self) -> str | None:
         """The group that rollouts inside it are sent with, where they have none. None: none."""
-        own = self.options.group_id
-        return self.outer_group_id or (None if own is None else str(own))
+        return self.outer_group_id or self._own_group
 
-    def _inherit(self, parent: ActiveRollout) -> None:
+    def _inherit(self, parent: ActiveRollout | None) -> None:
         """Find the group that it is sent with. All of a workflow's run is sent to one place."""
         is_of_run = self.options.group_id is None or self.inside is not None
-        self.outer_group_id = parent.group_of_inner if is_of_run else None
+        self.outer_group_id = parent.group_of_inner if parent and is_of_run else None
+        if self.outer_group_id is None and self.options.group_run is not None:
+            self.outer_group_id = self._own_group
+
+    @property
+    def _own_group(self) -> str | None:
+        own = self.options.group_id, self.options.group_run
+        return group_key(*(None if value is None else str(value) for value in own))
 
     def let_go(self) -> None:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
@@ -281,8 +287,7 @@ class ActiveRollout:
     def apply(self, options: Options) -> None:
         """Put other options on the trajectory, and on the span."""
         self.options, trajectory = options, self.trajectory
-        if self.parent is not None:
-            self._inherit(self.parent)
+        self._inherit(self.parent)
         for name, value in self._facts().items():
             setattr(trajectory, name, value)
         self._place(trajectory)
@@ -300,6 +305,7 @@ class ActiveRollout:
             "name": options.name or "",
             "task_id": None if options.task_id is None else str(options.task_id),
             "group_id": None if options.group_id is None else str(options.group_id),
+            "group_run": None if options.group_run is None else str(options.group_run),
             "sample_index": options.sample_index,
             "group_size": options.group_size,
             "policy_version": self.policy_version,
@@ -380,6 +386,8 @@ class ActiveRollout:
         found: dict[str, Any] = {}
         if group_id is not None:
             found[sc.ROLLOUT_GROUP_ID] = transportable(group_id)
+            if self.trajectory.group_run is not None:
+                found[sc.ROLLOUT_GROUP_RUN] = transportable(self.trajectory.group_run)
             if size is not None:
                 found[sc.ROLLOUT_GROUP_SIZE] = transportable(size)
         if self.outer_group_id is not None:

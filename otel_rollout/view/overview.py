@@ -36,6 +36,7 @@ class Overview:
     name: str
     task_id: str | None
     group_id: str | None
+    """`Trajectory.group_key`: two runs of one group id are two."""
     sample_index: int | None
     group_size: int | None
     """Samples that its group is to have."""
@@ -135,11 +136,21 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
 
 
 _PLAIN = (
-    *("id", "name", "task_id", "group_id", "sample_index", "group_size", "parent_id"),
+    *("id", "name", "task_id", "sample_index", "group_size", "parent_id"),
     *("trace_id", "status", "termination_reason", "start_time_ns"),
 )
 HEAD = frozenset(
-    (*_PLAIN, "error_type", "error", "reward", "rewards", "seconds", "metrics", "metadata")
+    (
+        *_PLAIN,
+        "group_id",
+        "error_type",
+        "error",
+        "reward",
+        "rewards",
+        "seconds",
+        "metrics",
+        "metadata",
+    )
 )
 """The fields for which no call is read."""
 _UNREAD = dict.fromkeys(each.name for each in fields(Overview))
@@ -150,6 +161,7 @@ def _head(trajectory: Trajectory) -> dict[str, Any]:
     reward = trajectory.reward
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN},
+        "group_id": trajectory.group_key,
         "error_type": _cut(trajectory.error and trajectory.error.get("type")),
         "error": _cut(trajectory.error and trajectory.error.get("message")),
         "reward": None if reward is None else float(reward),

@@ -28,7 +28,7 @@ _TEXTS = ("error", "question", "answer")
 _SHOWN = 400
 """Characters of these in a row; a filter and an order are over all that the index has."""
 _JSON = tuple(name for name, kind in COLUMNS.items() if kind in ("list", "object"))
-VERSION = zlib.crc32(f"2 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
+VERSION = zlib.crc32(f"3 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
 """Version of the tables and of the code that fills them; a file of another version is replaced."""
 APPLICATION = 0x6F74526C
 """Marks an SQLite file as an index of this library ("otRl")."""

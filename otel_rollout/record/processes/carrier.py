@@ -76,6 +76,8 @@ class Carried:
     """The group of the rollout. None: not known."""
     group_size: int | None = None
     """Number of samples that its group is to have. None: not known."""
+    group_run: str | None = None
+    """Which run of that group it is. None: not known, or all are one."""
     outer_group_id: str | None = None
     """As `ActiveRollout` has it."""
 
@@ -122,7 +124,7 @@ class Carried:
     @property
     def options(self) -> Options:
         """The options of a part of it."""
-        own = ("policy_version", "trainable", "group_id", "group_size")
+        own = ("policy_version", "trainable", "group_id", "group_size", "group_run")
         return Options(**{name: getattr(self, name) for name in own})
 
     def part(self) -> ActiveRollout:
@@ -221,20 +223,17 @@ def _proof(secret: bytes, context: Context) -> str:
     return hmac.digest(secret, message.encode("utf-8", "backslashreplace"), "sha256").hex()
 
 
-Group = tuple[str | None, int | None, str | None]
-"""The id of a rollout's group, its size, and the id of the group that the rollout is sent with."""
-
-
-_NO_GROUP: Group = None, None, None
+Group = tuple[str | None, int | None, str | None, str | None]
+"""Id, size and run of a rollout's group, and the group that the rollout is sent with."""
 
 
 def group_of(active: ActiveRollout) -> Group:
     """The group of a rollout, as a carrier has it; a long id is left out."""
     trajectory, outer = active.trajectory, active.outer_group_id
-    group_id, size = trajectory.group_id, trajectory.group_size
+    group_id, size, run = trajectory.group_id, trajectory.group_size, trajectory.group_run
     if group_id is None or _is_too_long(group_id):
-        group_id = size = None
-    return group_id, size, None if outer is None or _is_too_long(outer) else outer
+        group_id = size = run = None
+    return group_id, size, run, None if outer is None or _is_too_long(outer) else outer
 
 
 _LONGEST = 200
@@ -258,10 +257,13 @@ def _is_reported(group_id: str) -> bool:
 def _group_in(text: object) -> Group:
     """The group that an entry of the baggage names."""
     found = try_loads(text) if isinstance(text, str) else None
-    group_id, size, outer = found if isinstance(found, list) and len(found) == 3 else _NO_GROUP
+    is_group = isinstance(found, list) and len(found) == 4
+    group_id, size, run, outer = found if is_group else [None] * 4
+    texts = [value if isinstance(value, str) else None for value in (group_id, run, outer)]
+    if texts[0] is None:
+        return None, None, None, texts[2]
     is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
-    own = (group_id, size if is_size else None) if isinstance(group_id, str) else (None, None)
-    return *own, outer if isinstance(outer, str) else None
+    return texts[0], size if is_size else None, texts[1], texts[2]
 
 
 def _policy_version(text: object) -> str | int | None:
