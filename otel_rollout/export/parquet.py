@@ -206,7 +206,7 @@ def _exchanged(trajectory: Trajectory) -> dict[str, Json]:
     models = (completion.model for completion in trajectory.completions)
     return {
         "models": list(dict.fromkeys(model for model in models if model is not None)),
-        "messages": trajectory.messages(),
+        "messages": histories[0].messages() if histories else [],
         "tools": list(histories[0].tools or ()) if histories else None,
         "histories": sum(history.side_call is None for history in histories),
         "input_ids": [sequence.token_ids for sequence in sequences],

@@ -74,6 +74,8 @@ def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
         found[sc.ROLLOUT_METADATA] = dumps(dict(trajectory.metadata))
     if logs := trajectory.logs:
         found[sc.ROLLOUT_LOGS] = dumps(logs)
+    if trajectory.main_call is not None:
+        found[sc.ROLLOUT_MAIN] = dumps(list(trajectory.main_call))
     if trajectory.appended:
         rows = [[*key, rows] for key, rows in list(trajectory.appended.items())]
         found[sc.ROLLOUT_APPENDED] = dumps(rows)

@@ -40,6 +40,7 @@ class Options:
     group_size: int | None = None
     policy_version: str | int | Callable[[], str | int | None] | None = None
     metadata: Mapping[str, Json] | None = None
+    main: Callable[[Any], Any] | None = None
     trainable: bool = True
     gateway: bool = False
     upstream: str | None = None
@@ -52,6 +53,11 @@ class Options:
             if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
+        if self.main is not None and not callable(self.main):
+            raise ConfigurationError(
+                f"rollout(main=...): expected a function that is given the trajectory and returns "
+                f"its main history, got {self.main!r:.100}"
+            )
         if self.group_size is not None and self.group_size < 1:
             raise ConfigurationError(
                 f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"

@@ -112,6 +112,9 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     span, observers, trajectory = active.span, process_state.observers, active.trajectory
     if process_state.content.redact is not None:
         trajectory.rewrite(process_state.content.value)
+    if active.options.main is not None and trajectory.main_call is None:
+        with guarded("rollout(main=...) failed; the main conversation is found by the rules"):
+            trajectory.main = active.options.main(trajectory)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     score = partial(observers.notify, "scored", active)
     own = span.get_span_context()

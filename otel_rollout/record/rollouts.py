@@ -53,6 +53,9 @@ class rollout:  # noqa: N801 - used as a decorator
         has come. None (default): not known.
     metadata: a mapping of JSON values that the trajectory's `metadata` begins with. None
         (default): {}.
+    main: a function that is given the trajectory as the rollout ends, and returns the history of
+        the agent itself, or a completion of it, or its id: `main=lambda t: t.histories[-1]`.
+        None (default): as `Trajectory.main` says, which may also be set while it runs.
     trainable: bool. True (default): a trainer may learn from it; False: recorded, but not to be
         trained on.
     gateway: bool. True: model calls of the programs that it starts, in any language, are its calls:
@@ -83,6 +86,7 @@ class rollout:  # noqa: N801 - used as a decorator
         group_size: int | None = None,
         policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
+        main: Callable[[Trajectory], object] | None = None,
         trainable: bool = True,
         gateway: bool = False,
         upstream: str | None = None,
@@ -98,6 +102,7 @@ class rollout:  # noqa: N801 - used as a decorator
         policy_version: the version of the weights that sample, or a function that gives it,
             called at the start, for each model call and at the end of its reply. None: not known.
         metadata: JSON values that the trajectory's `metadata` begins with. None: {}.
+        main: returns the main history of the trajectory that it is given. None: `Trajectory.main`.
         trainable: False: recorded, but not to be trained on.
         gateway: True: model calls of the programs that it starts are its calls, too.
         upstream: the model server that these ask. None: the one that this process would ask.

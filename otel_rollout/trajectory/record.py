@@ -76,6 +76,8 @@ class Facts(Fixed):
     """Messages that the agent appended after a completion (id, choice index)."""
     all_rewards: AllRewards = field(init=False)
     """Every reward by key, those of single completions included, in the order they were set."""
+    main_call: CallKey | None = None
+    """A call of the main history, span id and choice, as it was named. None: none was."""
     claimed: set[CallKey] = field(default_factory=set, init=False)
     """Calls of this rollout that are steps of trajectories inside it."""
     exchanges: InitVar[Sequence[Exchange]] = ()
@@ -327,6 +329,7 @@ class RolloutRecord(Facts):
         for key, messages in part.appended.items():
             self.appended.setdefault(key, messages)
         self.all_rewards.join(part.all_rewards)
+        self.main_call = self.main_call or part.main_call
         self._logs += part._logs
         self._warnings += part._warnings
 

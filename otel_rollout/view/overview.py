@@ -50,9 +50,9 @@ class Overview:
     error: str | None
     """The message of that exception, at most `MOST_TEXT` characters, as of the next two."""
     question: str | None
-    """Text of the task: the first message of the user. None: no call has one."""
+    """Text of the task: the first message of the user in the main history. None: it has none."""
     answer: str | None
-    """What the last reply says or calls, its reasoning aside. None: there is no reply."""
+    """What its last reply says or calls, reasoning aside. None: there is no reply."""
     reward: float | None
     turns: int
     """Replies of the model, side calls aside; several choices of one call count once."""
@@ -117,8 +117,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     models = [completion.model for completion in completions]
     overview = Overview(
         **_head(trajectory),
-        question=_question(completions),
-        answer=_answer(completions),
+        question=_question(trajectory.main_start or next(iter(completions), None)),
+        answer=_answer(trajectory.main_end),
         turns=_turns(completions),
         calls=len({completion.span_id for completion in completions}),
         histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
@@ -172,21 +172,16 @@ def _head(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _question(completions: list[Completion]) -> str | None:
-    own = (completion for completion in completions if completion.side_call is None)
-    first = next(own, completions[0] if completions else None)
-    for message in first.request_messages if first else ():
-        row = message_row(message)
+def _question(first: Completion | None) -> str | None:
+    for node in reversed([*((first and first.prompt) or ())]):
+        row = message_row(node.message)
         if row.role in ("user", "text"):
-            return _cut(row.text or shown_message(message))
+            return _cut(row.text or shown_message(node.message))
     return None
 
 
-def _answer(completions: list[Completion]) -> str | None:
-    for completion in reversed(completions):
-        if completion.items and completion.side_call is None:
-            return _cut(shown_message(completion.message, reasoning=False))
-    return None
+def _answer(last: Completion | None) -> str | None:
+    return None if last is None else _cut(shown_message(last.message, reasoning=False))
 
 
 def _cut(text: Json) -> str | None:

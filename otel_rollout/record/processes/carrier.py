@@ -257,8 +257,9 @@ def _is_reported(group_id: str) -> bool:
 def _group_in(text: object) -> Group:
     """The group that an entry of the baggage names."""
     found = try_loads(text) if isinstance(text, str) else None
-    is_group = isinstance(found, list) and len(found) == 4
-    group_id, size, run, outer = found if is_group else [None] * 4
+    if not isinstance(found, list) or len(found) != 4:
+        return None, None, None, None
+    group_id, size, run, outer = found
     texts = [value if isinstance(value, str) else None for value in (group_id, run, outer)]
     if texts[0] is None:
         return None, None, None, texts[2]
