@@ -27,6 +27,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     TrajectoryGroup,
     advice_about,
+    failed,
     group_in_workflow,
 )
 
@@ -113,7 +114,7 @@ def to_token_rows(
     how many of its trajectory. parent_id: the trajectory that it ran inside, or None. history: the
     place in `trajectory.histories` of the conversation that the row ends with; None: it is in none.
     `options` are those of `Trajectory.token_sequences`; with `on_failure="keep"` the failures of a
-    group have rows after the others, without an advantage.
+    group have rows after the others; those with a reward are compared with the others.
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
     begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` has the
@@ -166,12 +167,13 @@ def _token_rows(
     masked = _reasons(mask_reasons)
     rows = Rows()
     children = _children(groups)
-    for sample in _samples(items, scaling):
+    keep = options.get("on_failure") == "keep"
+    for sample in _samples(items, scaling, keep=keep):
         own = children.pop(sample.trajectory.id, [])
         if sample.reason in masked:
             rows.masked += [sample.trajectory, *own]
             continue
-        without = sample.is_failure and options.get("on_failure") != "keep"
+        without = sample.is_failure and not keep
         if without or not include_children:
             rows.children += own
             own = []
@@ -304,24 +306,29 @@ class _Sample:
 
 
 def _samples(
-    items: Iterable[Trajectory | Episode | TrajectoryGroup], scaling: Mapping[str, Any]
+    items: Iterable[Trajectory | Episode | TrajectoryGroup],
+    scaling: Mapping[str, Any],
+    *,
+    keep: bool,
 ) -> list[_Sample]:
     """The trajectories in order, failures of a group after its members, with their advantages.
 
-    scaling: options of `TrajectoryGroup.advantages`.
+    scaling: options of `TrajectoryGroup.advantages`. keep: failures have rows too, so those with a
+    reward are compared with the others; else none is.
     """
     samples: list[_Sample] = []
     compared: dict[object, list[_Sample]] = {}
     for place, item in enumerate(items):
         if isinstance(item, TrajectoryGroup):
             # Its members are compared whatever their group_id is, and with no others.
-            compared[place] = [_Sample(t, t.termination_reason, t.group_key) for t in item]
-            samples += compared[place]
-            samples += [_Sample(t, t.termination_reason, t.group_key, True) for t in item.failures]
+            own = [_Sample(t, t.termination_reason, t.group_key) for t in item]
+            apart = [_Sample(t, t.termination_reason, t.group_key, True) for t in item.failures]
+            samples += [*own, *apart]
+            compared[place] = [*own, *(apart if keep else ())]
             continue
         for sample in _samples_of(item):
             samples.append(sample)
-            if sample.group_id is not None:
+            if sample.group_id is not None and (keep or not failed(sample.trajectory)):
                 compared.setdefault(sample.group_id, []).append(sample)
     for members in compared.values():
         group = TrajectoryGroup([member.trajectory for member in members])

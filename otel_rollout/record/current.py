@@ -25,6 +25,7 @@ from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout, Enclosing
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import limits_here
 from otel_rollout.trajectory import Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -84,6 +85,7 @@ def begin(
     active = ActiveRollout(
         options, rollout_tracer(), parent, operation=operation, enclosing=enclosing
     )
+    active.limits = limits_here()
     if gathering is not None:
         gathering.take(active)
     if options.gateway:

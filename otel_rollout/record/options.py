@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,7 @@ class Options:
     policy_version: str | int | Callable[[], str | int | None] | None = None
     metadata: Mapping[str, Json] | None = None
     main: Callable[[Any], Any] | None = None
+    timeout: float | None = None
     trainable: bool = True
     gateway: bool = False
     upstream: str | None = None
@@ -53,6 +55,15 @@ class Options:
             if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
+        seconds = self.timeout
+        if seconds is not None and not (
+            isinstance(seconds, int | float)
+            and not isinstance(seconds, bool)
+            and 0 < seconds < math.inf
+        ):
+            raise ConfigurationError(
+                f"rollout(timeout=...): expected seconds, a number above 0, got {seconds!r:.100}"
+            )
         if self.main is not None and not callable(self.main):
             raise ConfigurationError(
                 f"rollout(main=...): expected a function that is given the trajectory and returns "

@@ -30,6 +30,7 @@ from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import RolloutTimeoutError
 from otel_rollout.spans import label, with_lengths
 from otel_rollout.trajectory import Reward
 from otel_rollout.wire import checked_json
@@ -105,6 +106,9 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
 @guarded("a rollout could not be closed cleanly")
 def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
     """Seal the trajectory and write its end on the span."""
+    if isinstance(error, asyncio.CancelledError) and any(is_over() for is_over in active.limits):
+        cancelled, error = error, RolloutTimeoutError("a time limit around the rollout was over")
+        error.__cause__ = cancelled
     if process_state.waiting:
         process_state.do_waiting()
     for stream in tuple(active.streams):
@@ -205,7 +209,10 @@ def _ending(error: BaseException | None) -> tuple[str, str | None]:
         return "complete", None
     if not isinstance(error, Exception):  # CancelledError, KeyboardInterrupt, SystemExit, ...
         return "cancelled", "cancelled"
-    timeouts = (TimeoutError, asyncio.TimeoutError)
-    if isinstance(error, timeouts) or "APITimeoutError" in {t.__name__ for t in type(error).mro()}:
-        return "error", "timeout"
-    return "error", "error"
+    names = {kind.__name__ for kind in type(error).mro()}
+    is_late = isinstance(error, TimeoutError | asyncio.TimeoutError) or names & _TIMEOUTS
+    return "error", "timeout" if is_late else "error"
+
+
+_TIMEOUTS = frozenset(("APITimeoutError", "TimeoutException", "Timeout"))
+"""Names of the time-outs of openai and anthropic, of httpx, and of requests."""

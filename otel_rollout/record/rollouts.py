@@ -22,6 +22,7 @@ from otel_rollout.record.current import Run, begin, end, waiting_gathering
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import TimeLimit, in_time
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json
 
@@ -53,6 +54,9 @@ class rollout:  # noqa: N801 - used as a decorator
         has come. None (default): not known.
     metadata: a mapping of JSON values that the trajectory's `metadata` begins with. None
         (default): {}.
+    timeout: seconds, int or float, that it may take; then its task is cancelled, it ends with the
+        reason `timeout`, and TimeoutError is raised. Only of async functions and `async with`. None
+        (default): no limit.
     main: a function that is given the trajectory as the rollout ends, and returns the history of
         the agent itself, or a completion of it, or its id: `main=lambda t: t.histories[-1]`.
         None (default): as `Trajectory.main` says, which may also be set while it runs.
@@ -87,6 +91,7 @@ class rollout:  # noqa: N801 - used as a decorator
         policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
         main: Callable[[Trajectory], object] | None = None,
+        timeout: float | None = None,
         trainable: bool = True,
         gateway: bool = False,
         upstream: str | None = None,
@@ -102,6 +107,7 @@ class rollout:  # noqa: N801 - used as a decorator
         policy_version: the version of the weights that sample, or a function that gives it,
             called at the start, for each model call and at the end of its reply. None: not known.
         metadata: JSON values that the trajectory's `metadata` begins with. None: {}.
+        timeout: seconds that it may take, of async functions and `async with`. None: no limit.
         main: returns the main history of the trajectory that it is given. None: `Trajectory.main`.
         trainable: False: recorded, but not to be trained on.
         gateway: True: model calls of the programs that it starts are its calls, too.
@@ -117,17 +123,22 @@ class rollout:  # noqa: N801 - used as a decorator
             return _decorate(name, Options())
         scope = super().__new__(cls)
         scope._options = Options.of({"name": name, **options})
-        scope._run = None
+        scope._run = scope._limit = None
         return scope
 
     _options: Options
     _run: Run | None
+    _limit: TimeLimit | None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         decorated: Callable[P, R] = _decorate(function, self._options)
         return decorated
 
     def __enter__(self) -> Trajectory:
+        _refuse_timeout(self._options, "with rollout(...)", "Write `async with`")
+        return self._open()
+
+    def _open(self) -> Trajectory:
         if self._run is not None:
             raise NotARolloutError(
                 "rollout(...) is entered already: open each run with a rollout(...) of its own"
@@ -145,10 +156,32 @@ class rollout:  # noqa: N801 - used as a decorator
         end(run, error=error)
 
     async def __aenter__(self) -> Trajectory:
-        return self.__enter__()
+        trajectory = self._open()
+        if (seconds := _timeout_of(self._run, self._options)) is not None:
+            self._limit = TimeLimit(seconds)
+        return trajectory
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.__exit__(kind, error, trace)
+        limit, self._limit = self._limit, None
+        ended = error if limit is None else limit.end(error)
+        self.__exit__(kind, ended, trace)
+        if ended is not None and ended is not error:
+            raise ended from error
+
+
+def _timeout_of(run: Run | None, options: Options) -> float | None:
+    return options.timeout if run is None else run.active.options.timeout
+
+
+def _refuse_timeout(options: Options, what: str, instead: str) -> None:
+    """ConfigurationError if what cannot be stopped is given a time limit."""
+    gathering = waiting_gathering(otel_context.get_current())
+    asked = gathering.options.get("timeout") if gathering is not None else None
+    if asked is not None or options.timeout is not None:
+        raise ConfigurationError(
+            f"timeout={options.timeout if asked is None else asked!r}: {what} is not async, and "
+            f"cannot be stopped. {instead}, or give the model client a timeout"
+        )
 
 
 def _decorate(function: Any, options: Options) -> Any:
@@ -173,8 +206,12 @@ def _decorate(function: Any, options: Options) -> Any:
     if is_async(function):
         return _decorate_async(function, options)
 
+    what = f"the function {options.name!r}", "Make it async"
+    _refuse_timeout(options, *what)
+
     @functools.wraps(function)
     def run_rollout(*args: Any, **kwargs: Any) -> Any:
+        _refuse_timeout(options, *what)
         run = begin(options)
         try:
             result = function(*args, **kwargs)
@@ -211,7 +248,8 @@ def _decorate_async(
     async def run_rollout(*args: P.args, **kwargs: P.kwargs) -> R:
         run = begin(options)
         try:
-            result = await function(*args, **kwargs)
+            seconds, work = _timeout_of(run, options), function(*args, **kwargs)
+            result = await (work if seconds is None else in_time(seconds, work))
         except BaseException as error:
             end(run, error=error)
             raise
@@ -231,7 +269,8 @@ async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
     context = trace.set_span_in_context(run.active.span, context)
     run.token = otel_context.attach(within(run.active, context))
     try:
-        result = await coroutine
+        seconds = run.active.options.timeout
+        result = await (coroutine if seconds is None else in_time(seconds, coroutine))
     except BaseException as error:
         end(run, error=error)
         raise

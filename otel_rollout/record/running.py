@@ -26,6 +26,7 @@ from otel_rollout.record.processes.child_reports import CONTINUED, LOST, read_re
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import Limits
 from otel_rollout.spans import ExchangeWriter, SpanRecord, group_key, label, transportable
 from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
@@ -101,6 +102,8 @@ class ActiveRollout:
     lock: threading.RLock
     """Held while the clock, the counts or the writer are used."""
     options: Options
+    limits: Limits = ()
+    """The time limits around it: if one is over, a cancellation of it is a time-out."""
 
     # Its span and its record.
     span: trace.Span = trace.INVALID_SPAN

@@ -1,7 +1,8 @@
 """Groups of trajectories of one task, which group-relative trainers (GRPO) compare.
 
 Failed rollouts without a reward are kept apart: they are no evidence about the policy, which a
-reward of 0 would make of them. A failed rollout that has a reward is like any other.
+reward of 0 would make of them. A failed rollout that has a reward is like any other. So are those
+that were cancelled, but where `on_failure="keep"` has rows of those that have a reward.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
     """
 
     trajectories: list[Trajectory]
-    """(N) trajectories that did not fail, or have a reward."""
+    """(N) trajectories that did not fail, or have a reward, and were not cancelled."""
     failures: list[Trajectory] = field(default_factory=list)
-    """Trajectories that failed or were cancelled, and have no reward."""
+    """Trajectories that failed without a reward, and those that were cancelled."""
     id: str | None = None
     """The `group_id` of the trajectories. None: they have none."""
     children: list[Trajectory] = field(default_factory=list)
@@ -212,8 +213,9 @@ def advantages_of(
 
 
 def failed(trajectory: Trajectory) -> bool:
-    """True if it is no evidence about the policy: it failed, and nobody scored it."""
-    return trajectory.status in ("error", "cancelled") and trajectory.reward is None
+    """True if it is kept apart: it was cancelled, or it failed and nobody scored it."""
+    status = trajectory.status
+    return status == "cancelled" or (status == "error" and trajectory.reward is None)
 
 
 def _ancestor(trajectory: Trajectory, known: Mapping[str, Trajectory]) -> Trajectory:

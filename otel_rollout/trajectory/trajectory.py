@@ -185,7 +185,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         `dropped` of what is returned lists the completions that no row trains, with the reason.
 
         on_failure: a rollout that failed and has no reward gives no rows, unless this is "keep".
-        A cancelled one never does.
+        So does a cancelled one, which needs a reward too: without one it never trains.
         on_abort: replies that the server gave up, as it may around an update of the weights, are
         not trained; "keep" trains what had come, flagged as truncated.
         on_side_call: calls beside the agent, such as for a title (`Completion.side_call`), are not
@@ -211,7 +211,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
                 self.check_calls()
             return TokenSequences((), [Dropped(None, why, "no_calls")])
         cause: Cause | None = None
-        if self.status == "cancelled":
+        if self.status == "cancelled" and (self.reward is None or on_failure == "drop"):
             cause, reason = "rollout_cancelled", "its rollout was cancelled"
         elif self.status == "error" and self.reward is None and on_failure == "drop":
             cause, reason = "rollout_failed", _FAILED

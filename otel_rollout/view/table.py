@@ -53,6 +53,7 @@ PRAGMA user_version = {VERSION};
 """
 _MEANS = (
     'LEFT JOIN (SELECT "group_id" AS group_of_mean, AVG("reward") AS mean FROM trajectories '
+    """WHERE "status" != 'cancelled' """
     'GROUP BY 1 HAVING COUNT("reward") > 1) ON group_of_mean = "group_id"'
 )
 """The mean reward of each one's group, if several have one."""
@@ -211,7 +212,8 @@ class Table:
     def rewards_of(self, group: str) -> list[float]:
         """The rewards of the trajectories of a group that have one."""
         found = self.connection.execute(
-            'SELECT "reward" FROM trajectories WHERE "group_id" = ? AND "reward" IS NOT NULL',
+            'SELECT "reward" FROM trajectories WHERE "group_id" = ? AND "reward" IS NOT NULL '
+            """AND "status" != 'cancelled'""",
             (group,),
         )
         return [float(reward) for (reward,) in found]
@@ -226,7 +228,8 @@ class Table:
                 for reward, advantage in zip(rewards, advantages_of(rewards), strict=True)
             }
         for row in rows:
-            row["advantage"] = known.get((row["group_id"], row["reward"]))
+            of_group = None if row["status"] == "cancelled" else row["group_id"]
+            row["advantage"] = known.get((of_group, row["reward"]))
         return rows
 
 
