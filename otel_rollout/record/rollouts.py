@@ -70,7 +70,8 @@ class rollout:  # noqa: N801 - used as a decorator
         this process would ask, such as that of OPENAI_BASE_URL.
 
     The function keeps its name, signature, return value and exceptions. A rollout inside another
-    one is a trajectory of its own, with `parent_id`. ConfigurationError for a wrong option,
+    one is a trajectory of its own, with `parent_id`, and the `task_id` and `policy_version` of that
+    one where it is given none. ConfigurationError for a wrong option,
     NotARolloutError for a generator function or a class.
     """
 

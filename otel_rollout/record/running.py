@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -249,13 +249,19 @@ class ActiveRollout:
     @property
     def policy_version(self) -> str | int | None:
         """The policy version of a call that is made now. None: not known."""
-        version = self.options.policy_version
+        version = self.version_option
         if not callable(version):
             return version
         with guarded("rollout(policy_version=...) failed; the version is not known"):
             found = version()
             return found if isinstance(found, str | int) and not isinstance(found, bool) else None
         return None
+
+    @property
+    def version_option(self) -> str | int | Callable[[], str | int | None] | None:
+        """Its policy version, or what gives it: if it was given none, that of the one around it."""
+        own, parent = self.options.policy_version, self.parent
+        return parent.version_option if own is None and parent is not None else own
 
     @property
     def trajectory(self) -> Trajectory:
@@ -303,10 +309,12 @@ class ActiveRollout:
 
     def _facts(self) -> dict[str, Any]:
         """Fields of the trajectory, as the options have them."""
-        options = self.options
+        options, task_id = self.options, self.options.task_id
+        if task_id is None and self.parent is not None:
+            task_id = self.parent.trajectory.task_id
         return {
             "name": options.name or "",
-            "task_id": None if options.task_id is None else str(options.task_id),
+            "task_id": None if task_id is None else str(task_id),
             "group_id": None if options.group_id is None else str(options.group_id),
             "group_run": None if options.group_run is None else str(options.group_run),
             "sample_index": options.sample_index,
@@ -359,7 +367,7 @@ class ActiveRollout:
             sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
-        if self.options.policy_version is not None:
+        if self.version_option is not None:
             attributes |= label(sc.EXCHANGE_POLICY_VERSION, self.policy_version)
         if (policy_model := process_state.settings.policy_model) is not None:
             attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from otel_rollout.record.boundary import guarded
@@ -91,10 +92,14 @@ def _limits_of(loop: Any, task: Any) -> Iterator[Callable[[], bool]]:
     # asyncio.timeout, and wait_for from Python 3.12 on.
     timers = getattr(loop, "_scheduled", ())
     for timer in timers if len(timers) <= _MOST_TIMERS else ():
-        owner = getattr(timer._callback, "__self__", None)
+        owner: Any = getattr(timer._callback, "__self__", None)
         if getattr(owner, "_task", None) is task and hasattr(owner, "expired"):
             yield owner.expired
     # wait_for before that: it waits in another task, for a future that only its timer fulfils.
     for callback, _ in getattr(task, "_callbacks", None) or ():
         if getattr(callback, "func", None) is getattr(asyncio.tasks, "_release_waiter", task):
-            yield lambda waiter=callback.args[0]: waiter.done() and not waiter.cancelled()
+            yield partial(_is_fulfilled, callback.args[0])
+
+
+def _is_fulfilled(waiter: asyncio.Future[None]) -> bool:
+    return waiter.done() and not waiter.cancelled()

@@ -89,12 +89,13 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
     """The rollout in this process: in a forked child its own part; None in a pool's process."""
     if active.pid == os.getpid():
         return active
-    group_id, size, run, outer = group_of(active)
+    group_id, size, run, outer, task_id = group_of(active)
     options = Options(
         group_id=group_id,
         group_size=size,
         group_run=run,
-        policy_version=active.options.policy_version,
+        task_id=task_id,
+        policy_version=active.version_option,
         trainable=active.trajectory.trainable,
     )
     context = trace.set_span_in_context(active.span)
