@@ -37,7 +37,7 @@ def test_task_and_version(recording: Recording, clients: Clients, streamed: bool
     assert [found[n].group_id for n in ("child", "inner", "other")] == [None] * 3
     for name in ("other", "its"):
         assert (found[name].task_id, found[name].policy_version) == ("own", "mine")
-        assert found[name].policy_versions == ["mine"]
+    assert found["its"].policy_versions == ["mine"]
     rebuilt = {t.name: t for t in reconstruct(recording.spans)}
     assert rebuilt == found
 

@@ -150,7 +150,9 @@ async def around_by_timeout(work: Any) -> None:
         await work
 
 
-AROUND: list[Any] = [around_by_wait_for, around_by_timeout][: 2 if sys.version_info >= (3, 11) else 1]
+AROUND: list[Any] = [around_by_wait_for, around_by_timeout][
+    : 2 if sys.version_info >= (3, 11) else 1
+]
 
 
 @pytest.mark.parametrize("around", AROUND)
