@@ -185,7 +185,7 @@ async def test_rows_name_their_history(recording: Recording, clients: Clients):
     for row in to_token_rows(group):
         history = group[0].histories[row["history"]]
         assert history.completion_ids[-1] == row["completion_ids"][-1]
-    assert [row["history"] for row in to_token_rows(group)] == [0, 1]
+    assert [row["history"] for row in to_token_rows(group)] == [1, 0]
 
 
 async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients):
