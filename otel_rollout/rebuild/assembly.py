@@ -385,9 +385,8 @@ class Assembly(Source):
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
         first = min(records, key=lambda r: (r.start_time_ns, r.key), default=None)
-        # A reward may name the group that the rollout is sent with.
         of_calls = self._exchanges.values() or self._evaluations.values()
-        of_group = min(filter(_names_group, of_calls), key=_start, default=None)
+        of_group = min(filter(_names_group, of_calls), key=_start, default=None)  # a reward may
         return Trajectory(
             id=self.rollout_id,
             trace_id=first.trace_id if first else "",

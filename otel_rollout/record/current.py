@@ -5,6 +5,7 @@ Neither `begin` nor `end` raises: a rollout that cannot be recorded still runs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -85,7 +86,8 @@ def begin(
     active = ActiveRollout(
         options, rollout_tracer(), parent, operation=operation, enclosing=enclosing
     )
-    active.limits = limits_here()
+    if asyncio._get_running_loop() is not None:
+        active.limits = limits_here()
     if gathering is not None:
         gathering.take(active)
     if options.gateway:

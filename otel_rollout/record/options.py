@@ -9,6 +9,7 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.extras import module_of
+from otel_rollout.spans import group_key
 from otel_rollout.terminal import did_you_mean
 from otel_rollout.wire import Json, checked_json
 
@@ -55,24 +56,8 @@ class Options:
             if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
-        seconds = self.timeout
-        if seconds is not None and not (
-            isinstance(seconds, int | float)
-            and not isinstance(seconds, bool)
-            and 0 < seconds < math.inf
-        ):
-            raise ConfigurationError(
-                f"rollout(timeout=...): expected seconds, a number above 0, got {seconds!r:.100}"
-            )
-        if self.main is not None and not callable(self.main):
-            raise ConfigurationError(
-                f"rollout(main=...): expected a function that is given the trajectory and returns "
-                f"its main history, got {self.main!r:.100}"
-            )
-        if self.group_size is not None and self.group_size < 1:
-            raise ConfigurationError(
-                f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"
-            )
+        if (self.timeout, self.main, self.group_size) != (None, None, None):
+            self._check_further()
         for option in ("trainable", "gateway"):
             if not isinstance(value := getattr(self, option), bool):
                 raise ConfigurationError(
@@ -87,6 +72,29 @@ class Options:
             )
         if self.metadata is not None:
             checked_json(dict(self.metadata), "rollout(metadata=...)")
+
+    def _check_further(self) -> None:
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigurationError(
+                f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"
+            )
+        seconds, main = self.timeout, self.main
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 < seconds < math.inf):
+            raise ConfigurationError(
+                f"rollout(timeout=...): expected seconds, a number above 0, got {seconds!r:.100}"
+            )
+        if main is not None and not callable(main):
+            raise ConfigurationError(
+                f"rollout(main=...): expected a function that is given the trajectory and returns "
+                f"its main history, got {main!r:.100}"
+            )
+
+    @property
+    def group_key(self) -> str | None:
+        """The group as `Trajectory.group_key` has it."""
+        own, run = self.group_id, self.group_run
+        return group_key(None if own is None else str(own), None if run is None else str(run))
 
     @classmethod
     def of(

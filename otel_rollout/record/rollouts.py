@@ -17,7 +17,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.errors import ConfigurationError, NotARolloutError
-from otel_rollout.record.context import ROLLOUT, detach
+from otel_rollout.record.context import GATHERING, ROLLOUT, detach
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
@@ -135,11 +135,9 @@ class rollout:  # noqa: N801 - used as a decorator
         decorated: Callable[P, R] = _decorate(function, self._options)
         return decorated
 
-    def __enter__(self) -> Trajectory:
-        _refuse_timeout(self._options, "with rollout(...)", "Write `async with`")
-        return self._open()
-
-    def _open(self) -> Trajectory:
+    def __enter__(self, *, is_async: bool = False) -> Trajectory:
+        if not is_async and (self._options.timeout or GATHERING in otel_context.get_current()):
+            _refuse_timeout(self._options, "with rollout(...)", "Write `async with`")
         if self._run is not None:
             raise NotARolloutError(
                 "rollout(...) is entered already: open each run with a rollout(...) of its own"
@@ -157,9 +155,10 @@ class rollout:  # noqa: N801 - used as a decorator
         end(run, error=error)
 
     async def __aenter__(self) -> Trajectory:
-        trajectory = self._open()
-        if (seconds := _timeout_of(self._run, self._options)) is not None:
-            self._limit = TimeLimit(seconds)
+        trajectory = self.__enter__(is_async=True)
+        options = self._options if self._run is None else self._run.active.options
+        if options.timeout is not None:
+            self._limit = TimeLimit(options.timeout)
         return trajectory
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -168,10 +167,6 @@ class rollout:  # noqa: N801 - used as a decorator
         self.__exit__(kind, ended, trace)
         if ended is not None and ended is not error:
             raise ended from error
-
-
-def _timeout_of(run: Run | None, options: Options) -> float | None:
-    return options.timeout if run is None else run.active.options.timeout
 
 
 def _refuse_timeout(options: Options, what: str, instead: str) -> None:
@@ -212,7 +207,8 @@ def _decorate(function: Any, options: Options) -> Any:
 
     @functools.wraps(function)
     def run_rollout(*args: Any, **kwargs: Any) -> Any:
-        _refuse_timeout(options, *what)
+        if GATHERING in otel_context.get_current():
+            _refuse_timeout(options, *what)
         run = begin(options)
         try:
             result = function(*args, **kwargs)
@@ -249,7 +245,8 @@ def _decorate_async(
     async def run_rollout(*args: P.args, **kwargs: P.kwargs) -> R:
         run = begin(options)
         try:
-            seconds, work = _timeout_of(run, options), function(*args, **kwargs)
+            seconds = options.timeout if run is None else run.active.options.timeout
+            work = function(*args, **kwargs)
             result = await (work if seconds is None else in_time(seconds, work))
         except BaseException as error:
             end(run, error=error)

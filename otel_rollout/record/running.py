@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
 from otel_rollout.record.time_limits import Limits
-from otel_rollout.spans import ExchangeWriter, SpanRecord, group_key, label, transportable
+from otel_rollout.spans import ExchangeWriter, SpanRecord, label, transportable
 from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
@@ -103,7 +103,7 @@ class ActiveRollout:
     """Held while the clock, the counts or the writer are used."""
     options: Options
     limits: Limits = ()
-    """The time limits around it: if one is over, a cancellation of it is a time-out."""
+    """The time limits around it."""
 
     # Its span and its record.
     span: trace.Span = trace.INVALID_SPAN
@@ -169,6 +169,8 @@ class ActiveRollout:
     """Where the trajectories of rollouts inside it are collected. None: nowhere."""
     inside: Enclosing | None
     """The workflow that this rollout is reported to. None: none."""
+    versioned: ActiveRollout
+    """It, or the one around it whose policy version it has."""
     encloses: Enclosing | None
     """The workflow that the rollouts inside this one are reported to: the innermost. None: none."""
     claims: list[tuple[Trajectory, frozenset[str]]]
@@ -211,7 +213,8 @@ class ActiveRollout:
         self.inside = around if enclosing is None else None
         self.encloses = enclosing or around
         self.options, self.outer_group_id = options, outer_group_id
-        if not self.is_part:
+        self.versioned = self
+        if parent is not None:
             self._inherit(parent)
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
@@ -249,19 +252,13 @@ class ActiveRollout:
     @property
     def policy_version(self) -> str | int | None:
         """The policy version of a call that is made now. None: not known."""
-        version = self.version_option
+        version = self.versioned.options.policy_version
         if not callable(version):
             return version
         with guarded("rollout(policy_version=...) failed; the version is not known"):
             found = version()
             return found if isinstance(found, str | int) and not isinstance(found, bool) else None
         return None
-
-    @property
-    def version_option(self) -> str | int | Callable[[], str | int | None] | None:
-        """Its policy version, or what gives it: if it was given none, that of the one around it."""
-        own, parent = self.options.policy_version, self.parent
-        return parent.version_option if own is None and parent is not None else own
 
     @property
     def trajectory(self) -> Trajectory:
@@ -271,22 +268,18 @@ class ActiveRollout:
     @property
     def group_of_inner(self) -> str | None:
         """The group that rollouts inside it are sent with, where they have none. None: none."""
-        return self.outer_group_id or self._own_group
+        return self.outer_group_id or self.options.group_key
 
     def _inherit(self, parent: ActiveRollout | None) -> None:
         """Find the group that it is sent with. All of a workflow's run is sent to one place."""
+        if parent is not None:
+            self.versioned = parent.versioned if self.options.policy_version is None else self
         is_of_run = self.options.group_id is None or self.inside is not None
         self.outer_group_id = parent.group_of_inner if parent and is_of_run else None
-        if self.outer_group_id is None and self.options.group_run is not None:
-            self.outer_group_id = self._own_group
-
-    @property
-    def _own_group(self) -> str | None:
-        own = self.options.group_id, self.options.group_run
-        return group_key(*(None if value is None else str(value) for value in own))
 
     def let_go(self) -> None:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
+        self.versioned = self
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
         self.parent = self.gateway = None
@@ -324,6 +317,8 @@ class ActiveRollout:
         }
 
     def _place(self, trajectory: Trajectory) -> None:
+        if self.outer_group_id is None and self.options.group_run is not None:
+            self.outer_group_id = self.options.group_key
         if self.inside is not None:
             self.inside.place(trajectory)
         if self.options.metadata:
@@ -367,7 +362,7 @@ class ActiveRollout:
             sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
-        if self.version_option is not None:
+        if self.versioned.options.policy_version is not None:
             attributes |= label(sc.EXCHANGE_POLICY_VERSION, self.policy_version)
         if (policy_model := process_state.settings.policy_model) is not None:
             attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from otel_rollout.record.boundary import guarded
-
 R = TypeVar("R")
 _MOST_TIMERS = 1_024
 """Timers of a loop that are looked at: limits around a rollout are not searched among more."""
@@ -82,17 +80,15 @@ Limits = tuple[Callable[[], bool], ...]
 
 def limits_here() -> Limits:
     """The limits of the current task that asyncio lets find: none of another task's."""
-    with guarded("the time limits around a rollout cannot be read"):
-        if (loop := asyncio._get_running_loop()) is not None:
-            return tuple(_limits_of(loop, asyncio.current_task(loop)))
-    return ()
+    loop = asyncio._get_running_loop()
+    return () if loop is None else tuple(_limits_of(loop, asyncio.current_task(loop)))
 
 
 def _limits_of(loop: Any, task: Any) -> Iterator[Callable[[], bool]]:
     # asyncio.timeout, and wait_for from Python 3.12 on.
     timers = getattr(loop, "_scheduled", ())
     for timer in timers if len(timers) <= _MOST_TIMERS else ():
-        owner: Any = getattr(timer._callback, "__self__", None)
+        owner: Any = getattr(getattr(timer, "_callback", None), "__self__", None)
         if getattr(owner, "_task", None) is task and hasattr(owner, "expired"):
             yield owner.expired
     # wait_for before that: it waits in another task, for a future that only its timer fulfils.

@@ -274,27 +274,39 @@ def main_end(
 
     ends: the completion that each conversation ends with.
     """
-    if named is not None:
-        own = [end for end in ends if any(call_key(c) == named for c in _back(end, parents))]
-    else:
-        own = [end for end in ends if end.side_call is None]
-        same = [end for end in own if isinstance(said, str) and _text(end) == said.strip() != ""]
-        own = same if len(same) == 1 else own
-    own = own or list(ends)
+    own = _chosen(ends, parents, named, said)
     if len(own) < 2:
         return own[0] if own else None
     last = {end: next((c for c in _back(end, parents) if c.trainable), None) for end in own}
-    trained = {end: call for end, call in last.items() if call is not None}
-    calls = trained or {end: end for end in own}
+    calls = {end: call for end, call in last.items() if call is not None} or {
+        end: end for end in own
+    }
     latest = in_order(calls.values())[-1]
-
-    def size(end: Completion) -> int:
-        paths = [segment[0].path for segment in _segments(end, parents)]
-        more = appended.get((end.id, end.choice_index), ())
-        return sum(path.length for path in paths if path) + len(more)
-
     alike = [e for e, c in calls.items() if c is latest or not ended_before(c, latest)]
-    return max(alike, key=lambda end: (size(end), sampled_order(calls[end])))
+    return max(alike, key=lambda end: (_size(end, parents, appended), sampled_order(calls[end])))
+
+
+def _chosen(
+    ends: Sequence[Completion],
+    parents: Mapping[Completion, Completion],
+    named: CallKey | None,
+    said: Json,
+) -> Sequence[Completion]:
+    """Those that were named, or end with what was returned; else all, without side calls."""
+    if named is not None:
+        own = [end for end in ends if any(call_key(c) == named for c in _back(end, parents))]
+        return own or ends
+    own = [end for end in ends if end.side_call is None]
+    text = said.strip() if isinstance(said, str) else ""
+    same = [end for end in own if text and _text(end) == text]
+    return (same if len(same) == 1 else own) or ends
+
+
+def _size(end: Completion, parents: Mapping[Completion, Completion], appended: Appended) -> int:
+    """Messages of the conversation that ends there."""
+    paths = [segment[0].path for segment in _segments(end, parents)]
+    more = appended.get((end.id, end.choice_index), ())
+    return sum(path.length for path in paths if path) + len(more)
 
 
 def _back(

@@ -36,7 +36,6 @@ class Overview:
     name: str
     task_id: str | None
     group_id: str | None
-    """`Trajectory.group_key`: two runs of one group id are two."""
     sample_index: int | None
     group_size: int | None
     """Samples that its group is to have."""
@@ -50,9 +49,9 @@ class Overview:
     error: str | None
     """The message of that exception, at most `MOST_TEXT` characters, as of the next two."""
     question: str | None
-    """Text of the task: the first message of the user in the main history. None: it has none."""
+    """Text of the task: the first message of the user. None: no call has one."""
     answer: str | None
-    """What its last reply says or calls, reasoning aside. None: there is no reply."""
+    """What the last reply says or calls, its reasoning aside. None: there is no reply."""
     reward: float | None
     turns: int
     """Replies of the model, side calls aside; several choices of one call count once."""

@@ -144,7 +144,7 @@ async def test_a_user_names_it(recording: Recording, clients: Clients, way: str,
 
 
 async def test_a_wrong_choice(recording: Recording, clients: Clients):
-    """An option of another kind is refused; a function that fails is logged, and decides nothing."""
+    """An option of another kind is refused; one that fails decides nothing."""
     with pytest.raises(ConfigurationError, match=r"rollout\(main=...\): expected a function"):
         rollout(main="system prompt")  # type: ignore[call-overload]
     client = clients.asynchronous(clients.serve(["a"]))

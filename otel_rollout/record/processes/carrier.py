@@ -154,7 +154,7 @@ def within(active: ActiveRollout, context: Context) -> Context:
     context = without_rollout(context)
     if not process_state.settings.baggage:
         return context
-    version = active.version_option
+    version = active.versioned.options.policy_version
     # A version that changes while the rollout runs is not that of each call.
     return with_rollout(context, active, None if callable(version) else version)
 

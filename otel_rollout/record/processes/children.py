@@ -95,7 +95,7 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
         group_size=size,
         group_run=run,
         task_id=task_id,
-        policy_version=active.version_option,
+        policy_version=active.versioned.options.policy_version,
         trainable=active.trajectory.trainable,
     )
     context = trace.set_span_in_context(active.span)
