@@ -130,13 +130,15 @@ class rollout:  # noqa: N801 - used as a decorator
     _options: Options
     _run: Run | None
     _limit: TimeLimit | None
+    _is_async = False
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         decorated: Callable[P, R] = _decorate(function, self._options)
         return decorated
 
-    def __enter__(self, *, is_async: bool = False) -> Trajectory:
-        if not is_async and (self._options.timeout or GATHERING in otel_context.get_current()):
+    def __enter__(self) -> Trajectory:
+        is_limited = self._options.timeout or GATHERING in otel_context.get_current()
+        if is_limited and not self._is_async:
             _refuse_timeout(self._options, "with rollout(...)", "Write `async with`")
         if self._run is not None:
             raise NotARolloutError(
@@ -155,7 +157,8 @@ class rollout:  # noqa: N801 - used as a decorator
         end(run, error=error)
 
     async def __aenter__(self) -> Trajectory:
-        trajectory = self.__enter__(is_async=True)
+        self._is_async = True
+        trajectory = self.__enter__()
         options = self._options if self._run is None else self._run.active.options
         if options.timeout is not None:
             self._limit = TimeLimit(options.timeout)

@@ -166,7 +166,10 @@ async def test_a_limit_around_a_rollout(recording: Recording, client: Any, aroun
             await ask(client, user("hi"))
             await asyncio.sleep(30)
 
-    works = {"awaited": agent, "gathered": lambda c: gather_trajectory(agent(c))}
+    works: dict[str, Any] = {
+        "awaited": agent,
+        "gathered": lambda c: gather_trajectory(agent(c)),
+    }
     with pytest.raises(asyncio.TimeoutError):
         await around(block() if way == "in a block" else works[way](client))
     (found,) = recording.trajectories
