@@ -260,7 +260,8 @@ RUN = (
     option(
         "--group",
         "ID",
-        "the group that a trainer compares; default: a new one if there are several samples",
+        "the group that a trainer compares, a run of its own where there are several samples; "
+        "default: a new one for them",
     ),
     option(
         "--policy-version",

@@ -71,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
 async def _run(
     options: argparse.Namespace, served: serve, out: JsonlTrajectoryExporter | None
 ) -> int:
-    group = options.group or (uuid.uuid4().hex if options.samples > 1 else None)
+    several = options.samples > 1
+    run = uuid.uuid4().hex[:12] if several else None
+    group = options.group or (uuid.uuid4().hex if several else None), run
     room, commands = asyncio.Semaphore(options.parallel), Commands()
     with commands.forwarding():
         async with served as gateway:
@@ -93,7 +95,8 @@ class _Samples:
 
     options: argparse.Namespace
     out: JsonlTrajectoryExporter | None
-    group: str | None
+    group: tuple[str | None, str | None]
+    """The id of their group, and which run of it they are."""
     gateway: Gateway
     commands: Commands
 
@@ -117,7 +120,8 @@ class _Samples:
         scope = rollout(
             options.name or os.path.basename(options.command[0]),
             task_id=options.task,
-            group_id=self.group,
+            group_id=self.group[0],
+            group_run=self.group[1],
             sample_index=index,
             group_size=options.samples if options.samples > 1 else None,
             policy_version=options.policy_version,

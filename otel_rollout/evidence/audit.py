@@ -99,8 +99,8 @@ class Audit:
         groups = defaultdict[str, list[Head]](list)
         sizes = defaultdict[str, int](int)
         for started in self.started.started.values():
-            if started.group_id:
-                sizes[started.group_id] = max(sizes[started.group_id], started.group_size or 0)
+            if group := started.group:
+                sizes[group] = max(sizes[group], started.group_size or 0)
         for head in self._heads.values():
             if head.group is not None:
                 sizes[head.group] = max(sizes[head.group], head.size or 0)
@@ -167,7 +167,7 @@ class Report:
             "ended": self.ended,
             "whole": self.whole,
             "never_ended": [
-                {"rollout": each.started, "group": each.group_id, "sample": each.sample_index}
+                {"rollout": each.started, "group": each.group, "sample": each.sample_index}
                 for each in self.never_ended
             ],
             "incomplete": [

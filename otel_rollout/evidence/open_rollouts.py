@@ -126,8 +126,8 @@ class OpenRollouts(Generic[Place]):
 
     def _place(self, rollout_id: str, found: OpenRollout[Place], record: SpanRecord) -> None:
         """Add a rollout to its group, or to those inside the members of one."""
-        names = sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_OUTER_GROUP_ID
-        group, outer = (record.text(name) or None for name in names)  # "" is none
+        group, outer = record.group or None, record.text(sc.ROLLOUT_OUTER_GROUP_ID) or None
+        outer = None if outer == group else outer  # it is sent with its own
         if record.kind == "reward":  # it may name the group that the rollout is sent with
             group, outer = None, outer or group
         if found.outer is None and outer is not None:

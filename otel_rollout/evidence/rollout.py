@@ -33,7 +33,8 @@ _READ = frozenset(
         *(sc.ROLLOUT_CONTENT, sc.ROLLOUT_CLAIMS, sc.GEN_AI_OPERATION_NAME),
         *(sc.REWARD_NUMBER, sc.GEN_AI_EVALUATION_NAME),
         *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED, sc.EXCHANGE_LATE),
-        *(sc.ROLLOUT_TERMINATION_REASON, sc.ROLLOUT_OUTER_GROUP_ID, *_VERSIONS),
+        *(sc.ROLLOUT_TERMINATION_REASON, sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_GROUP_RUN),
+        *_VERSIONS,
     )
 )
 """Attributes that decide whether a rollout is whole, and what `Head` has."""
@@ -52,7 +53,7 @@ def rollout_of(record: SpanRecord) -> str | None:
 
 def unit_of(record: SpanRecord) -> str:
     """The group that a span is sent with, or else its rollout; "": it is of none."""
-    group = record.text(sc.ROLLOUT_OUTER_GROUP_ID) or record.text(sc.ROLLOUT_GROUP_ID)
+    group = record.text(sc.ROLLOUT_OUTER_GROUP_ID) or record.group
     return group or rollout_of(record) or ""
 
 
@@ -124,7 +125,7 @@ class Head(Struct, frozen=True, omit_defaults=True):
             lost += (sentences.DAMAGED(span=exchange.span_id, damage=d) for d in exchange.damage)
         return cls(
             rollout=trajectory.id,
-            group=trajectory.group_id or None,
+            group=trajectory.group_key or None,
             size=_size(trajectory.group_size),
             sample=_bounded(trajectory.sample_index),
             task=trajectory.task_id,
@@ -318,7 +319,7 @@ class Evidence:
 def _group(spans: Sequence[SpanRecord]) -> str | None:
     """The group that these spans name; a reward may name the one that its rollout is sent with."""
     of_rollout = [each for each in spans if each.kind != "reward"] or spans
-    return next(filter(None, (each.text(sc.ROLLOUT_GROUP_ID) for each in of_rollout)), None)
+    return next(filter(None, (each.group for each in of_rollout)), None)
 
 
 def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:

@@ -89,7 +89,7 @@ class InMemoryTrajectoryExporter:
             self._notify()
 
     def groups(self, size: int) -> list[TrajectoryGroup]:
-        """Remove and return the groups that are complete: `size` trajectories of one `group_id`.
+        """Remove and return the groups that are complete: `size` trajectories of one `group_key`.
 
         In the order in which they became so; failures count. Of more than `size` trajectories the
         first ones are taken. Rollouts that ran inside them and are held, too, are removed with
@@ -102,12 +102,12 @@ class InMemoryTrajectoryExporter:
         with self._changed:
             members: dict[str, list[Trajectory]] = {}
             for trajectory in self._finished:
-                if trajectory.group_id is None:
+                if (key := trajectory.group_key) is None:
                     continue
-                group = members.setdefault(trajectory.group_id, [])
+                group = members.setdefault(key, [])
                 group.append(trajectory)
                 if len(group) == size:
-                    complete.append(TrajectoryGroup.of(members.pop(trajectory.group_id)))
+                    complete.append(TrajectoryGroup.of(members.pop(key)))
             children = [child for group in complete for child in group.adopt(self._finished)]
             taken = {id(t) for group in complete for t in (*group.trajectories, *group.failures)}
             taken |= set(map(id, children))

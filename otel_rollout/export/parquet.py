@@ -172,7 +172,8 @@ PARTITIONS = frozenset(
 def trajectory_row(trajectory: Trajectory) -> dict[str, Json]:
     """A trajectory in columns for queries and trainers: names, times, numbers and JSON.
 
-    policy_version: that of its start; where it is not set, of its first completion.
+    policy_version: that of its start; where it is not set, of its first completion. group_id: its
+    `group_key`.
     input_ids, loss_mask, logprobs: (sequences, T), as in `Trajectory.token_sequences`.
     messages, tools: of the main history. day, start_time: UTC; microseconds.
     """
@@ -182,6 +183,7 @@ def trajectory_row(trajectory: Trajectory) -> dict[str, Json]:
     error, reward = trajectory.error, trajectory.reward
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN},
+        "group_id": trajectory.group_key,
         "policy_version": None if version is None else str(version),
         "policy_versions": list(map(str, versions)),
         "day": _day(started) if started else None,
@@ -204,7 +206,7 @@ def _exchanged(trajectory: Trajectory) -> dict[str, Json]:
     models = (completion.model for completion in trajectory.completions)
     return {
         "models": list(dict.fromkeys(model for model in models if model is not None)),
-        "messages": trajectory.messages(),
+        "messages": histories[0].messages() if histories else [],
         "tools": list(histories[0].tools or ()) if histories else None,
         "histories": sum(history.side_call is None for history in histories),
         "input_ids": [sequence.token_ids for sequence in sequences],
@@ -214,7 +216,7 @@ def _exchanged(trajectory: Trajectory) -> dict[str, Json]:
 
 
 _PLAIN = (
-    *("id", "name", "trace_id", "parent_id", "task_id", "group_id", "sample_index"),
+    *("id", "name", "trace_id", "parent_id", "task_id", "sample_index"),
     *("group_size", "status", "termination_reason"),
 )
 

@@ -227,7 +227,7 @@ def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
     """A copy of the group in which no call is a side call: all train that are whole."""
     kinds = (group.trajectories, group.failures, group.children)
     members, failures, children = ([t.with_side_calls(()) for t in kind] for kind in kinds)
-    return TrajectoryGroup(members, failures, group.id, children)
+    return TrajectoryGroup(members, failures, group.id, children, group.run)
 
 
 OURS = (

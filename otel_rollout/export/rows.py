@@ -27,6 +27,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     TrajectoryGroup,
     advice_about,
+    failed,
     group_in_workflow,
 )
 
@@ -98,7 +99,7 @@ def to_token_rows(
     others have 0.0).
     advantage: relative to the group (`TrajectoryGroup.advantages`, with `scale_advantages`,
     `epsilon` and `ddof`), shared likewise. Trajectories that come without a `TrajectoryGroup` are
-    compared with those of the same `group_id`, which inside a workflow are those of the same group
+    compared with those of the same `group_key`, which inside a workflow are those of the same group
     and name. None: it has no reward, no `group_id`, or is compared with none; where none of
     several scored trajectories has an advantage, a `NoAdvantageWarning` gives the reasons.
     include_children: also rows of a group's `children`, after those of the member that they ran
@@ -109,11 +110,11 @@ def to_token_rows(
     require_whole_groups: ExportError if samples of a group are missing: its `sample_index` has
     gaps, or it has fewer members than its `group_size`. Else such a group gives a
     `PartialGroupWarning`.
-    trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
-    trajectory. parent_id: the trajectory that it ran inside, or None. history: the place in
-    `trajectory.histories` of the conversation that the row ends with; None where it is in none.
+    trajectory_id, name, task_id, sample_index; group_id: its `group_key`. row and rows: which of
+    how many of its trajectory. parent_id: the trajectory that it ran inside, or None. history: the
+    place in `trajectory.histories` of the conversation that the row ends with; None: it is in none.
     `options` are those of `Trajectory.token_sequences`; with `on_failure="keep"` the failures of a
-    group have rows after the others, without an advantage.
+    group have rows after the others; those with a reward are compared with the others.
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
     begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` has the
@@ -166,12 +167,13 @@ def _token_rows(
     masked = _reasons(mask_reasons)
     rows = Rows()
     children = _children(groups)
-    for sample in _samples(items, scaling):
+    keep = options.get("on_failure") == "keep"
+    for sample in _samples(items, scaling, keep=keep):
         own = children.pop(sample.trajectory.id, [])
         if sample.reason in masked:
             rows.masked += [sample.trajectory, *own]
             continue
-        without = sample.is_failure and options.get("on_failure") != "keep"
+        without = sample.is_failure and not keep
         if without or not include_children:
             rows.children += own
             own = []
@@ -304,24 +306,29 @@ class _Sample:
 
 
 def _samples(
-    items: Iterable[Trajectory | Episode | TrajectoryGroup], scaling: Mapping[str, Any]
+    items: Iterable[Trajectory | Episode | TrajectoryGroup],
+    scaling: Mapping[str, Any],
+    *,
+    keep: bool,
 ) -> list[_Sample]:
     """The trajectories in order, failures of a group after its members, with their advantages.
 
-    scaling: options of `TrajectoryGroup.advantages`.
+    scaling: options of `TrajectoryGroup.advantages`. keep: failures have rows too, so those with a
+    reward are compared with the others; else none is.
     """
     samples: list[_Sample] = []
     compared: dict[object, list[_Sample]] = {}
     for place, item in enumerate(items):
         if isinstance(item, TrajectoryGroup):
             # Its members are compared whatever their group_id is, and with no others.
-            compared[place] = [_Sample(t, t.termination_reason, t.group_id) for t in item]
-            samples += compared[place]
-            samples += [_Sample(t, t.termination_reason, t.group_id, True) for t in item.failures]
+            own = [_Sample(t, t.termination_reason, t.group_key) for t in item]
+            apart = [_Sample(t, t.termination_reason, t.group_key, True) for t in item.failures]
+            samples += [*own, *apart]
+            compared[place] = [*own, *(apart if keep else ())]
             continue
         for sample in _samples_of(item):
             samples.append(sample)
-            if sample.group_id is not None:
+            if sample.group_id is not None and (keep or not failed(sample.trajectory)):
                 compared.setdefault(sample.group_id, []).append(sample)
     for members in compared.values():
         group = TrajectoryGroup([member.trajectory for member in members])
@@ -333,10 +340,10 @@ def _samples(
 def _samples_of(item: Trajectory | Episode) -> Iterator[_Sample]:
     """A trajectory, or those of an episode, which end as the episode does."""
     if isinstance(item, Trajectory):
-        yield _Sample(item, item.termination_reason, item.group_id)
+        yield _Sample(item, item.termination_reason, item.group_key)
         return
     for trajectory in item.trajectories:
-        group_id = trajectory.group_id
+        group_id = trajectory.group_key
         if group_id is None:  # recorded before workflow runs had a group of their own
             group_id = group_in_workflow(item.task_id, trajectory.name)
         reason = item.termination_reason

@@ -23,7 +23,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.memory import renew_after_fork
 from otel_rollout.lines import STARTED, append_at_once, bounded_lines
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans import SpanRecord, group_key
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import dumps, loads
 
@@ -42,12 +42,18 @@ class Started(Struct, frozen=True):
     pid: int | None = None
     time: str = ""
     """When it began: UTC, in ISO 8601."""
+    group_run: str | None = None
     writer: str = ""
     """A name of the process that no other one has. "": not known, as from a span."""
 
+    @property
+    def group(self) -> str | None:
+        """Its group as one text, see `group_key`."""
+        return group_key(self.group_id, self.group_run)
+
     def __str__(self) -> str:
         about = (
-            ("group", self.group_id),
+            ("group", self.group),
             ("sample", self.sample_index),
             ("task", self.task_id if self.group_id is None else None),
             ("rollout", self.started),
@@ -110,6 +116,7 @@ class StartedFile:
             self._host,
             self._pid,
             _now(),
+            trajectory.group_run,
             self._writer,
         )
         self._append(asdict(line))
@@ -226,6 +233,7 @@ def _of_span(rollout_id: str, record: SpanRecord) -> Started:
         record.text(sc.HOST_NAME),
         record.integer(sc.PROCESS_PID),
         _text_of(record.start_time_ns / 1e9),
+        record.text(sc.ROLLOUT_GROUP_RUN),
     )
 
 

@@ -153,7 +153,7 @@ _EVENTS = SpanRecord.__slots__.index("events")
 
 def key_of(trajectory: Trajectory) -> str:
     """The key of a trajectory: that of its group, if it has one."""
-    group = trajectory.group_id
+    group = trajectory.group_key
     return f"trajectory {trajectory.id}" if group is None else f"group {group}"
 
 

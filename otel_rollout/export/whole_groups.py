@@ -1,17 +1,18 @@
-"""Groups of which samples are missing: by their numbers, and by the size that they were to have.
+"""Groups that have not the samples that they were to have: by their numbers, and by their size.
 
-Memory: a group's id and its size, and a bit for each of its samples.
+Memory: a group's id and its size, and two bits for each of its samples.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from otel_rollout.errors import ExportError
 from otel_rollout.terminal import number_of
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import Trajectory, failed
 from otel_rollout.wire import Json
 
 _NUMBERED = 1 << 16
@@ -20,7 +21,7 @@ _NAMED = 10
 """Missing samples that are named; the others are counted."""
 PARTIAL_GROUPS = (
     "Find the missing samples, or leave these groups out: advantages are relative to all samples "
-    "of a group."
+    "of a group. Two runs of one group_id are two groups if each has a group_run of its own."
 )
 """What to do about a group that is not whole."""
 
@@ -35,18 +36,22 @@ class Sample(NamedTuple):
     """False: its end is not known."""
     number: int | None
     """None: it has no number that counts."""
+    name: str = ""
+    """That of its agent: several agents may have a trajectory each of every sample."""
+    is_failure: bool = False
+    """True if it failed without a reward: it may have been run again."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Sample:
         """That of a trajectory."""
         return cls.placed(
             trajectory.id,
-            trajectory.group_id,
+            trajectory.group_key,
             trajectory.group_size,
             trajectory.sample_index,
             trajectory.parent_id,
             has_ended=trajectory.status != "unknown",
-        )
+        )._replace(name=trajectory.name, is_failure=failed(trajectory))
 
     @classmethod
     def placed(
@@ -81,6 +86,12 @@ class _Group:
     """Members without a number that counts."""
     is_asked_for: bool = False
     """True if a filter keeps one of them."""
+    kept: Counter[str] = field(default_factory=Counter)
+    """Members that did not fail, by the name of their agent."""
+    by_name: dict[str, int] = field(default_factory=dict)
+    """Their numbers, by that name, as bits."""
+    again: int = 0
+    """Numbers that several members of one name have, as bits."""
 
     def add(self, sample: Sample) -> None:
         """Count a member."""
@@ -90,12 +101,24 @@ class _Group:
             self.unnumbered += 1
         else:
             self.numbers |= 1 << sample.number
+        if not sample.is_failure:
+            own = 0 if sample.number is None else 1 << sample.number
+            known = self.by_name.get(sample.name, 0)
+            self.again |= known & own
+            self.by_name[sample.name] = known | own
+            self.kept[sample.name] += 1
 
     def samples(self, size: int) -> int:
         """Number of samples; where more than `size` were recorded, several are of one sample."""
+        if self.are_too_many(size):
+            return max(self.kept.values())
         if self.members > size and not self.unnumbered:
             return self.numbers.bit_count()
         return self.members
+
+    def are_too_many(self, size: int) -> bool:
+        """True if one agent has more than that; without a size, several with one number."""
+        return max(self.kept.values(), default=0) > size if size else self.again > 0
 
     def gaps(self, size: int) -> list[int]:
         """The numbers that are missing; [] if members without a number may be these samples."""
@@ -116,6 +139,8 @@ class NotWhole:
     """Samples that it was to have. None: not known."""
     missing: list[int]
     """Numbers of missing samples, as far as they are known."""
+    again: list[int] = field(default_factory=list)
+    """Numbers that several samples have, where there are too many."""
 
     def __str__(self) -> str:
         had = f"{number_of(self.samples, 'sample')}"
@@ -123,11 +148,9 @@ class NotWhole:
             had += f", but {self.size} were expected"
         elif self.size is not None:
             had = f"{self.samples} of {number_of(self.size, 'sample')}"
-        named = ", ".join(map(str, self.missing[:_NAMED]))
-        if more := len(self.missing) - _NAMED:
-            named += f" and {more} more" if more > 0 else ""
-        named = f": sample {named} missing" if self.missing else ""
-        return f"group {self.group_id!r} has {had}{named}"
+        lacks = [f"sample {_listed(self.missing)} missing"] if self.missing else []
+        lacks += [f"sample {_listed(self.again)} there more than once"] if self.again else []
+        return f"group {self.group_id!r} has {had}{': ' if lacks else ''}{', '.join(lacks)}"
 
     def to_dict(self) -> dict[str, Json]:
         """The same as JSON."""
@@ -136,7 +159,14 @@ class NotWhole:
             "samples": self.samples,
             "size": self.size,
             "missing": [*self.missing],
+            **({"again": [*self.again]} if self.again else {}),
         }
+
+
+def _listed(numbers: list[int]) -> str:
+    more = len(numbers) - _NAMED
+    named = ", ".join(map(str, numbers[:_NAMED]))
+    return f"{named} and {more} more" if more > 0 else named
 
 
 class Groups:
@@ -161,20 +191,22 @@ class Groups:
                 self._groups[id_] = _Group(id_)
             self._groups[id_].add(sample)
 
-    def ask_for(self, group_id: str | None) -> None:
-        """A filter keeps a trajectory of this group: it is judged."""
+    def ask_for(self, group: str | None) -> None:
+        """A filter keeps a trajectory of this group (`group_key`): it is judged."""
         # One whose id came before, in another group, was not added.
-        if group_id in self._groups:
-            self._groups[group_id].is_asked_for = True
+        if group in self._groups:
+            self._groups[group].is_asked_for = True
 
     def not_whole(self) -> Iterator[NotWhole]:
         """Those that are asked for and not whole, in the order in which they came."""
         for each in self._groups.values():
             size = each.size if self.expected is None else self.expected
             samples, gaps = each.samples(size), each.gaps(size)
-            too_many = self.expected is not None and samples > size
-            if each.is_asked_for and (gaps or samples < size or too_many):
-                yield NotWhole(each.id, samples, size or None, gaps)
+            too_many = each.are_too_many(size)
+            again = [n for n in range(each.again.bit_length()) if each.again >> n & 1]
+            more = too_many or (self.expected is not None and samples > size)
+            if each.is_asked_for and (gaps or samples < size or more):
+                yield NotWhole(each.id, samples, size or None, gaps, again if too_many else [])
 
 
 def groups_not_whole(trajectories: Iterable[Trajectory]) -> list[NotWhole]:
@@ -182,7 +214,7 @@ def groups_not_whole(trajectories: Iterable[Trajectory]) -> list[NotWhole]:
     groups = Groups()
     for trajectory in {each.id: each for each in trajectories}.values():
         groups.add(Sample.of(trajectory))
-        groups.ask_for(trajectory.group_id)
+        groups.ask_for(trajectory.group_key)
     return [*groups.not_whole()]
 
 

@@ -32,6 +32,8 @@ from otel_rollout.wire import dumps, loads
 
 _FIELDS = struct.Struct(">BQ16s16s8s4s")
 """Trainable or not, when it was made, ids of rollout, trace and span, whose rollout it is."""
+_MORE = ("policy_version", "group_id", "group_size", "group_run", "outer_group_id")
+"""Further fields of what is carried."""
 _MAC = 16
 """Bytes of the signature."""
 _NEAR = ("127.0.0.1", "localhost")
@@ -80,8 +82,7 @@ class Tokens:
             carried.span_id.to_bytes(8, "big"),
             _home() if is_own else bytes(4),
         )
-        more = carried.policy_version, carried.group_id, carried.group_size, carried.outer_group_id
-        payload += dumps(more).encode()
+        payload += dumps([getattr(carried, name) for name in _MORE]).encode()
         return urlsafe_b64encode(payload + self._mac(payload)).rstrip(b"=").decode()
 
     def own(self, active: ActiveRollout) -> str:
@@ -120,16 +121,12 @@ class Tokens:
         if len(self._read) >= 1 << 12:
             self._read.clear()
         trainable, made, rollout_id, trace_id, span_id, home = _FIELDS.unpack_from(payload)
-        version, group_id, group_size, outer_group_id = loads(payload[_FIELDS.size :])
         carried = Carried(
             rollout_id.hex(),
             int.from_bytes(trace_id, "big"),
             int.from_bytes(span_id, "big"),
-            version,
-            bool(trainable),
-            group_id=group_id,
-            group_size=group_size,
-            outer_group_id=outer_group_id,
+            trainable=bool(trainable),
+            **dict(zip(_MORE, loads(payload[_FIELDS.size :]), strict=True)),
         )
         token = Token(carried, home == _home())
         life = self._seconds if token.is_own else self._elsewhere

@@ -145,7 +145,7 @@ class OpenGroup:
         return [str(each) for each in groups_not_whole(members)]
 
     def _is_member(self, one: Trajectory) -> bool:
-        return self.key in (one.group_id, one.id)
+        return self.key in (one.group_key, one.id)
 
 
 class OpenGroups:

@@ -142,8 +142,7 @@ class Partition:
             return ""
         if sc.REWARD_NUMBER in record.attributes or sc.REWARD_NUMBER in record.cut:
             return None  # its process counts it, and sends the rollout in the same trace
-        names = sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_OUTER_GROUP_ID
-        return next(filter(None, map(record.text, names)), id_)
+        return record.group or record.text(sc.ROLLOUT_OUTER_GROUP_ID) or id_
 
     def sent(self, offset: int) -> None:
         """A reward of the record at this offset is sent on."""

@@ -385,14 +385,14 @@ class Assembly(Source):
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
         first = min(records, key=lambda r: (r.start_time_ns, r.key), default=None)
-        # A reward may name the group that the rollout is sent with.
         of_calls = self._exchanges.values() or self._evaluations.values()
-        of_group = min(filter(_names_group, of_calls), key=_start, default=None)
+        of_group = min(filter(_names_group, of_calls), key=_start, default=None)  # a reward may
         return Trajectory(
             id=self.rollout_id,
             trace_id=first.trace_id if first else "",
             start_time_ns=first.start_time_ns if first else 0,
             group_id=of_group.text(sc.ROLLOUT_GROUP_ID) if of_group else None,
+            group_run=of_group.text(sc.ROLLOUT_GROUP_RUN) if of_group else None,
             group_size=of_group.integer(sc.ROLLOUT_GROUP_SIZE) if of_group else None,
             status="unknown",
             trainable=bool(self._exchanges)

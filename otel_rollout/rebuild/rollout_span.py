@@ -69,6 +69,7 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         parent_id=record.text(sc.ROLLOUT_PARENT_ID),
         task_id=record.text(sc.ROLLOUT_TASK_ID),
         group_id=record.text(sc.ROLLOUT_GROUP_ID),
+        group_run=record.text(sc.ROLLOUT_GROUP_RUN),
         sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
         group_size=record.integer(sc.ROLLOUT_GROUP_SIZE),
         policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),
@@ -84,6 +85,7 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         termination_reason=record.text(sc.ROLLOUT_TERMINATION_REASON),
         error=fields.read(sc.ROLLOUT_ERROR, _error),
         output=fields.read(sc.ROLLOUT_OUTPUT, lambda value: value),
+        main_call=fields.read(sc.ROLLOUT_MAIN, _call),
         start_time_ns=record.start_time_ns,
         end_time_ns=record.end_time_ns,
         steps=fields.read(sc.ROLLOUT_STEPS, lambda rows: [Step.from_dict(row) for row in rows]),
@@ -130,6 +132,7 @@ def _of(kind: type[T]) -> Callable[[Json], T]:
 texts = _of(list[str])
 _object = _of(dict[str, Any])
 _reasons = _of(dict[str, str])
+_call = _of(tuple[str, int])
 
 
 def _rewards(rows: Json) -> list[Reward]:

@@ -42,6 +42,8 @@ def place(trajectory: Trajectory, outer_group_id: str | None = None) -> dict[str
         found[sc.ROLLOUT_TASK_ID] = transportable(trajectory.task_id)
     if trajectory.group_id is not None:
         found[sc.ROLLOUT_GROUP_ID] = transportable(trajectory.group_id)
+    if trajectory.group_run is not None:
+        found[sc.ROLLOUT_GROUP_RUN] = transportable(trajectory.group_run)
     if outer_group_id is not None:
         found[sc.ROLLOUT_OUTER_GROUP_ID] = transportable(outer_group_id)
     if trajectory.sample_index is not None:
@@ -72,6 +74,8 @@ def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
         found[sc.ROLLOUT_METADATA] = dumps(dict(trajectory.metadata))
     if logs := trajectory.logs:
         found[sc.ROLLOUT_LOGS] = dumps(logs)
+    if trajectory.main_call is not None:
+        found[sc.ROLLOUT_MAIN] = dumps(list(trajectory.main_call))
     if trajectory.appended:
         rows = [[*key, rows] for key, rows in list(trajectory.appended.items())]
         found[sc.ROLLOUT_APPENDED] = dumps(rows)

@@ -5,6 +5,7 @@ Neither `begin` nor `end` raises: a rollout that cannot be recorded still runs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout, Enclosing
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import limits_here
 from otel_rollout.trajectory import Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -85,6 +87,8 @@ def begin(
     active = ActiveRollout(
         options, rollout_tracer(), parent, operation=operation, enclosing=enclosing
     )
+    if asyncio._get_running_loop() is not None:
+        active.limits = limits_here()
     if gathering is not None:
         gathering.take(active)
     if options.gateway:

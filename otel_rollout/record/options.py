@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.extras import module_of
+from otel_rollout.spans import group_key
 from otel_rollout.terminal import did_you_mean
 from otel_rollout.wire import Json, checked_json
 
@@ -15,6 +17,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "task_id": (str, int),
     "group_id": (str, int),
+    "group_run": (str, int),
     "sample_index": (int,),
     "group_size": (int,),
     "policy_version": (str, int),
@@ -34,10 +37,13 @@ class Options:
     name: str | None = None
     task_id: str | int | None = None
     group_id: str | int | None = None
+    group_run: str | int | None = None
     sample_index: int | None = None
     group_size: int | None = None
     policy_version: str | int | Callable[[], str | int | None] | None = None
     metadata: Mapping[str, Json] | None = None
+    main: Callable[[Any], Any] | None = None
+    timeout: float | None = None
     trainable: bool = True
     gateway: bool = False
     upstream: str | None = None
@@ -50,10 +56,8 @@ class Options:
             if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
-        if self.group_size is not None and self.group_size < 1:
-            raise ConfigurationError(
-                f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"
-            )
+        if (self.timeout, self.main, self.group_size) != (None, None, None):
+            self._check_further()
         for option in ("trainable", "gateway"):
             if not isinstance(value := getattr(self, option), bool):
                 raise ConfigurationError(
@@ -68,6 +72,29 @@ class Options:
             )
         if self.metadata is not None:
             checked_json(dict(self.metadata), "rollout(metadata=...)")
+
+    def _check_further(self) -> None:
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigurationError(
+                f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"
+            )
+        seconds, main = self.timeout, self.main
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 < seconds < math.inf):
+            raise ConfigurationError(
+                f"rollout(timeout=...): expected seconds, a number above 0, got {seconds!r:.100}"
+            )
+        if main is not None and not callable(main):
+            raise ConfigurationError(
+                f"rollout(main=...): expected a function that is given the trajectory and returns "
+                f"its main history, got {main!r:.100}"
+            )
+
+    @property
+    def group_key(self) -> str | None:
+        """The group as `Trajectory.group_key` has it."""
+        own, run = self.group_id, self.group_run
+        return group_key(None if own is None else str(own), None if run is None else str(run))
 
     @classmethod
     def of(

@@ -386,7 +386,7 @@ class ExchangeRecorder:
             if error is not None:
                 self._write_error(attributes, status, error)
             self._name_session(attributes)
-            if callable(rollout.options.policy_version):
+            if callable(rollout.versioned.options.policy_version):
                 attributes |= rollout.last_version(self._written)
         finally:
             with rollout.lock:

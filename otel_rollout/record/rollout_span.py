@@ -31,6 +31,7 @@ from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import RolloutTimeoutError
 from otel_rollout.spans import label, with_lengths
 from otel_rollout.trajectory import Reward
 from otel_rollout.wire import checked_json
@@ -86,7 +87,7 @@ _ENDING_SECONDS = 0.5
 _IDENTITY = (
     *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
     *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
-    *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_PARENT_ID),
+    *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_GROUP_RUN, sc.ROLLOUT_PARENT_ID),
 )
 """Attributes of a rollout's own span that are on the one of its start, too."""
 _host = cache(socket.gethostname)
@@ -108,6 +109,9 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
 @guarded("a rollout could not be closed cleanly")
 def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
     """Seal the trajectory and write its end on the span."""
+    if isinstance(error, asyncio.CancelledError) and any(is_over() for is_over in active.limits):
+        cancelled, error = error, RolloutTimeoutError("a time limit around the rollout was over")
+        error.__cause__ = cancelled
     if process_state.waiting:
         process_state.do_waiting()
     if active.streams:
@@ -115,6 +119,9 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     span, observers, trajectory = active.span, process_state.observers, active.trajectory
     if process_state.content.redact is not None:
         trajectory.rewrite(process_state.content.value)
+    if active.options.main is not None and trajectory.main_call is None:
+        with guarded("rollout(main=...) failed; the main conversation is found by the rules"):
+            trajectory.main = active.options.main(trajectory)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     score = partial(observers.notify, "scored", active)
     own = span.get_span_context()
@@ -214,7 +221,10 @@ def _ending(error: BaseException | None) -> tuple[str, str | None]:
         return "complete", None
     if not isinstance(error, Exception):  # CancelledError, KeyboardInterrupt, SystemExit, ...
         return "cancelled", "cancelled"
-    timeouts = (TimeoutError, asyncio.TimeoutError)
-    if isinstance(error, timeouts) or "APITimeoutError" in {t.__name__ for t in type(error).mro()}:
-        return "error", "timeout"
-    return "error", "error"
+    names = {kind.__name__ for kind in type(error).mro()}
+    is_late = isinstance(error, TimeoutError | asyncio.TimeoutError) or names & _TIMEOUTS
+    return "error", "timeout" if is_late else "error"
+
+
+_TIMEOUTS = frozenset(("APITimeoutError", "TimeoutException", "Timeout"))
+"""Names of the time-outs of openai and anthropic, of httpx, and of requests."""

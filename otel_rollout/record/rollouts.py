@@ -18,12 +18,13 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.errors import ConfigurationError, NotARolloutError
-from otel_rollout.record.context import ROLLOUT, detach
+from otel_rollout.record.context import GATHERING, ROLLOUT, detach
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
 from otel_rollout.record.generators import ENTERING, GENERATOR, entering_generator
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import TimeLimit, in_time
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json
 
@@ -45,6 +46,8 @@ class rollout:  # noqa: N801 - used as a decorator
     task_id: str or int, the task that the agent works on. None (default): not known.
     group_id: str or int, the group of samples that a trainer compares with each other (GRPO).
         None (default): no group.
+    group_run: str or int, which run of that group it is, such as the epoch: two runs are two
+        groups. None (default): all with the `group_id` are one group.
     sample_index: int, the number of this sample in its group, from 0. None (default): not numbered.
     group_size: int, how many samples the group is to have, here and elsewhere: `otel-rollout check`
         and rows then know a group of which some are missing. None (default): not known.
@@ -53,6 +56,12 @@ class rollout:  # noqa: N801 - used as a decorator
         has come. None (default): not known.
     metadata: a mapping of JSON values that the trajectory's `metadata` begins with. None
         (default): {}.
+    timeout: seconds, int or float, that it may take; then its task is cancelled, it ends with the
+        reason `timeout`, and TimeoutError is raised. Only of async functions and `async with`. None
+        (default): no limit.
+    main: a function that is given the trajectory as the rollout ends, and returns the history of
+        the agent itself, or a completion of it, or its id: `main=lambda t: t.histories[-1]`.
+        None (default): as `Trajectory.main` says, which may also be set while it runs.
     trainable: bool. True (default): a trainer may learn from it; False: recorded, but not to be
         trained on.
     gateway: bool. True: model calls of the programs that it starts, in any language, are its calls:
@@ -63,7 +72,8 @@ class rollout:  # noqa: N801 - used as a decorator
         this process would ask, such as that of OPENAI_BASE_URL.
 
     The function keeps its name, signature, return value and exceptions. A rollout inside another
-    one is a trajectory of its own, with `parent_id`. ConfigurationError for a wrong option,
+    one is a trajectory of its own, with `parent_id`, and the `task_id` and `policy_version` of that
+    one where it is given none. ConfigurationError for a wrong option,
     NotARolloutError for a generator function or a class.
     """
 
@@ -78,10 +88,13 @@ class rollout:  # noqa: N801 - used as a decorator
         *,
         task_id: str | int | None = None,
         group_id: str | int | None = None,
+        group_run: str | int | None = None,
         sample_index: int | None = None,
         group_size: int | None = None,
         policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
+        main: Callable[[Trajectory], object] | None = None,
+        timeout: float | None = None,
         trainable: bool = True,
         gateway: bool = False,
         upstream: str | None = None,
@@ -91,11 +104,14 @@ class rollout:  # noqa: N801 - used as a decorator
         name: the trajectory's name and the span's. None: the function's name, or "rollout".
         task_id: the task that the agent works on. None: not known.
         group_id: the group of samples that a trainer compares. None: no group.
+        group_run: which run of that group it is. None: all with the `group_id` are one group.
         sample_index: the number of this sample in its group, from 0. None: not numbered.
         group_size: the number of samples that its group is to have. None: not known.
         policy_version: the version of the weights that sample, or a function that gives it,
             called at the start, for each model call and at the end of its reply. None: not known.
         metadata: JSON values that the trajectory's `metadata` begins with. None: {}.
+        timeout: seconds that it may take, of async functions and `async with`. None: no limit.
+        main: returns the main history of the trajectory that it is given. None: `Trajectory.main`.
         trainable: False: recorded, but not to be trained on.
         gateway: True: model calls of the programs that it starts are its calls, too.
         upstream: the model server that these ask. None: the one that this process would ask.
@@ -110,17 +126,22 @@ class rollout:  # noqa: N801 - used as a decorator
             return _decorate(name, Options())
         scope = super().__new__(cls)
         scope._options = Options.of({"name": name, **options})
-        scope._run = None
+        scope._run = scope._limit = None
         return scope
 
     _options: Options
     _run: Run | None
+    _limit: TimeLimit | None
+    _is_async = False
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         decorated: Callable[P, R] = _decorate(function, self._options)
         return decorated
 
     def __enter__(self) -> Trajectory:
+        is_limited = self._options.timeout or GATHERING in otel_context.get_current()
+        if is_limited and not self._is_async:
+            _refuse_timeout(self._options, "with rollout(...)", "Write `async with`")
         if self._run is not None:
             raise NotARolloutError(
                 "rollout(...) is entered already: open each run with a rollout(...) of its own"
@@ -141,10 +162,30 @@ class rollout:  # noqa: N801 - used as a decorator
         end(run, error=error)
 
     async def __aenter__(self) -> Trajectory:
-        return self.__enter__()
+        self._is_async = True
+        trajectory = self.__enter__()
+        options = self._options if self._run is None else self._run.active.options
+        if options.timeout is not None:
+            self._limit = TimeLimit(options.timeout)
+        return trajectory
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.__exit__(kind, error, trace)
+        limit, self._limit = self._limit, None
+        ended = error if limit is None else limit.end(error)
+        self.__exit__(kind, ended, trace)
+        if ended is not None and ended is not error:
+            raise ended from error
+
+
+def _refuse_timeout(options: Options, what: str, instead: str) -> None:
+    """ConfigurationError if what cannot be stopped is given a time limit."""
+    gathering = waiting_gathering(otel_context.get_current())
+    asked = gathering.options.get("timeout") if gathering is not None else None
+    if asked is not None or options.timeout is not None:
+        raise ConfigurationError(
+            f"timeout={options.timeout if asked is None else asked!r}: {what} is not async, and "
+            f"cannot be stopped. {instead}, or give the model client a timeout"
+        )
 
 
 def _decorate(function: Any, options: Options) -> Any:
@@ -170,8 +211,13 @@ def _decorate(function: Any, options: Options) -> Any:
     if is_async(function):
         return _decorate_async(function, options)
 
+    what = f"the function {options.name!r}", "Make it async"
+    _refuse_timeout(options, *what)
+
     @functools.wraps(function)
     def run_rollout(*args: Any, **kwargs: Any) -> Any:
+        if GATHERING in otel_context.get_current():
+            _refuse_timeout(options, *what)
         run = begin(options)
         try:
             result = function(*args, **kwargs)
@@ -208,7 +254,9 @@ def _decorate_async(
     async def run_rollout(*args: P.args, **kwargs: P.kwargs) -> R:
         run = begin(options)
         try:
-            result = await function(*args, **kwargs)
+            seconds = options.timeout if run is None else run.active.options.timeout
+            work = function(*args, **kwargs)
+            result = await (work if seconds is None else in_time(seconds, work))
         except BaseException as error:
             end(run, error=error)
             raise
@@ -228,7 +276,8 @@ async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
     context = trace.set_span_in_context(run.active.span, context)
     run.token = otel_context.attach(within(run.active, context))
     try:
-        result = await coroutine
+        seconds = run.active.options.timeout
+        result = await (coroutine if seconds is None else in_time(seconds, coroutine))
     except BaseException as error:
         end(run, error=error)
         raise

@@ -27,6 +27,7 @@ from otel_rollout.record.processes.child_reports import CONTINUED, LOST, read_re
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
+from otel_rollout.record.time_limits import Limits
 from otel_rollout.spans import ExchangeWriter, SpanRecord, label, transportable
 from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
@@ -100,11 +101,13 @@ class ActiveRollout:
     parent: ActiveRollout | None
     """The rollout around it. None: there is none, or it has ended."""
     outer_group_id: str | None
-    """The group of the rollout around it, whose receiver it is sent to. None: there is none, or it
-    was given a group itself outside a workflow."""
+    """The group whose receiver it is sent to: that of the rollout around it, unless it was given
+    its own outside a workflow; its own if that has a run. None: none, or its `group_id` alone."""
     lock: threading.RLock
     """Held while the clock, the counts or the writer are used."""
     options: Options
+    limits: Limits = ()
+    """The time limits around it."""
 
     # Its span and its record.
     span: trace.Span = trace.INVALID_SPAN
@@ -170,6 +173,8 @@ class ActiveRollout:
     """Where the trajectories of rollouts inside it are collected. None: nowhere."""
     inside: Enclosing | None
     """The workflow that this rollout is reported to. None: none."""
+    versioned: ActiveRollout
+    """It, or the one around it whose policy version it has."""
     encloses: Enclosing | None
     """The workflow that the rollouts inside this one are reported to: the innermost. None: none."""
     claims: list[tuple[Trajectory, frozenset[str]]]
@@ -214,6 +219,7 @@ class ActiveRollout:
         self.inside = around if enclosing is None else None
         self.encloses = enclosing or around
         self.options, self.outer_group_id = options, outer_group_id
+        self.versioned = self
         if parent is not None:
             self._inherit(parent)
         self._trajectory: Trajectory | None = Trajectory(
@@ -252,7 +258,7 @@ class ActiveRollout:
     @property
     def policy_version(self) -> str | int | None:
         """The policy version of a call that is made now. None: not known."""
-        version = self.options.policy_version
+        version = self.versioned.options.policy_version
         if not callable(version):
             return version
         with guarded("rollout(policy_version=...) failed; the version is not known"):
@@ -268,16 +274,18 @@ class ActiveRollout:
     @property
     def group_of_inner(self) -> str | None:
         """The group that rollouts inside it are sent with, where they have none. None: none."""
-        own = self.options.group_id
-        return self.outer_group_id or (None if own is None else str(own))
+        return self.outer_group_id or self.options.group_key
 
-    def _inherit(self, parent: ActiveRollout) -> None:
+    def _inherit(self, parent: ActiveRollout | None) -> None:
         """Find the group that it is sent with. All of a workflow's run is sent to one place."""
+        if parent is not None:
+            self.versioned = parent.versioned if self.options.policy_version is None else self
         is_of_run = self.options.group_id is None or self.inside is not None
-        self.outer_group_id = parent.group_of_inner if is_of_run else None
+        self.outer_group_id = parent.group_of_inner if parent and is_of_run else None
 
     def let_go(self) -> None:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
+        self.versioned = self
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
         self.parent = self.gateway = self.generator = None
@@ -287,8 +295,7 @@ class ActiveRollout:
     def apply(self, options: Options) -> None:
         """Put other options on the trajectory, and on the span."""
         self.options, trajectory = options, self.trajectory
-        if self.parent is not None:
-            self._inherit(self.parent)
+        self._inherit(self.parent)
         for name, value in self._facts().items():
             setattr(trajectory, name, value)
         self._place(trajectory)
@@ -301,11 +308,14 @@ class ActiveRollout:
 
     def _facts(self) -> dict[str, Any]:
         """Fields of the trajectory, as the options have them."""
-        options = self.options
+        options, task_id = self.options, self.options.task_id
+        if task_id is None and self.parent is not None:
+            task_id = self.parent.trajectory.task_id
         return {
             "name": options.name or "",
-            "task_id": None if options.task_id is None else str(options.task_id),
+            "task_id": None if task_id is None else str(task_id),
             "group_id": None if options.group_id is None else str(options.group_id),
+            "group_run": None if options.group_run is None else str(options.group_run),
             "sample_index": options.sample_index,
             "group_size": options.group_size,
             "policy_version": self.policy_version,
@@ -313,6 +323,8 @@ class ActiveRollout:
         }
 
     def _place(self, trajectory: Trajectory) -> None:
+        if self.outer_group_id is None and self.options.group_run is not None:
+            self.outer_group_id = self.options.group_key
         if self.inside is not None:
             self.inside.place(trajectory)
         if self.options.metadata:
@@ -356,7 +368,7 @@ class ActiveRollout:
             sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
-        if self.options.policy_version is not None:
+        if self.versioned.options.policy_version is not None:
             attributes |= label(sc.EXCHANGE_POLICY_VERSION, self.policy_version)
         if (policy_model := process_state.settings.policy_model) is not None:
             attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
@@ -386,6 +398,8 @@ class ActiveRollout:
         found: dict[str, Any] = {}
         if group_id is not None:
             found[sc.ROLLOUT_GROUP_ID] = transportable(group_id)
+            if self.trajectory.group_run is not None:
+                found[sc.ROLLOUT_GROUP_RUN] = transportable(self.trajectory.group_run)
             if size is not None:
                 found[sc.ROLLOUT_GROUP_SIZE] = transportable(size)
         if self.outer_group_id is not None:

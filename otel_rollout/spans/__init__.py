@@ -26,6 +26,7 @@ from otel_rollout.spans.record import SpanKey as SpanKey
 from otel_rollout.spans.record import SpanRecord as SpanRecord
 from otel_rollout.spans.record import as_record as as_record
 from otel_rollout.spans.record import as_records as as_records
+from otel_rollout.spans.record import group_key as group_key
 from otel_rollout.spans.record import label as label
 from otel_rollout.spans.record import nanoseconds_of as nanoseconds_of
 from otel_rollout.spans.record import transportable as transportable

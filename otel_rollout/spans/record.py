@@ -102,6 +102,11 @@ class SpanRecord:
                 return kind
         return None
 
+    @property
+    def group(self) -> str | None:
+        """The group that the span names, see `group_key`."""
+        return group_key(self.text(sc.ROLLOUT_GROUP_ID), self.text(sc.ROLLOUT_GROUP_RUN))
+
     def text(self, key: str) -> str | None:
         """The attribute if it is a string, else None."""
         value = self.attributes.get(key)
@@ -242,6 +247,11 @@ def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
         return {sc.CHECKSUMS}
 
 
+def group_key(group_id: str | None, group_run: str | None) -> str | None:
+    """The text that stands for a group: its id, and which run of it this is. None: no group."""
+    return group_id if not group_id or not group_run else f"{group_id}@{group_run}"
+
+
 # --- types
 
 _INTEGERS = (
@@ -270,7 +280,7 @@ _TEXTS = (
     *(sc.REQUEST_BASE_DIGEST, sc.REQUEST_PARAMS, sc.REQUEST_SHARED, sc.REQUEST_SHARED_VALUES),
     *(sc.REQUEST_RAW, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
     *(sc.RESPONSE_PROMPT_IDS, sc.REQUEST_ADDED, sc.RESPONSE_FORM, sc.EXCHANGE_RETRIED),
-    sc.ROLLOUT_OUTER_GROUP_ID,
+    *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_GROUP_RUN, sc.ROLLOUT_MAIN),
 )
 _READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
     **dict.fromkeys(_INTEGERS, SpanRecord.integer),

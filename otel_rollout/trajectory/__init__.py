@@ -14,6 +14,7 @@ from otel_rollout.trajectory.episode import TerminationReason as TerminationReas
 from otel_rollout.trajectory.episode import task_of as task_of
 from otel_rollout.trajectory.groups import TrajectoryGroup as TrajectoryGroup
 from otel_rollout.trajectory.groups import advantages_of as advantages_of
+from otel_rollout.trajectory.groups import failed as failed
 from otel_rollout.trajectory.groups import group_in_workflow as group_in_workflow
 from otel_rollout.trajectory.histories import ended_before as ended_before
 from otel_rollout.trajectory.histories import names_previous as names_previous

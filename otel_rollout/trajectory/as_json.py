@@ -219,7 +219,7 @@ def dict_of(line: str) -> dict[str, Json]:
 
 _HINTS = get_type_hints(Exchange)
 _FACT_HINTS = get_type_hints(Facts).items()
-_ABSENT = {"group_size": (None,)}
+_ABSENT = dict.fromkeys(("group_size", "group_run", "main_call"), (None,))
 """Values of fields that a line may lack."""
 _Row: Any = Annotated[int, msgspec.Meta(ge=0)]
 """The number of a row."""

@@ -26,6 +26,7 @@ from otel_rollout.trajectory.histories import (
     in_order,
     includes,
     listed,
+    main_end,
     names_previous,
     path_key,
     previous_named,
@@ -36,6 +37,7 @@ from otel_rollout.trajectory.histories import (
 )
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.side_calls import SideCalls
+from otel_rollout.trajectory.steps import CallKey
 from otel_rollout.wire import Json, JsonText, MessagePath, extend_with, reference_of
 
 CompletionKey = tuple[str, int]
@@ -65,7 +67,7 @@ class Conversations:
         self._process: str | None = None
         self._latest_start = -1
         self._in_sequence = True
-        self._histories: tuple[int, list[History]] | None = None
+        self._histories: tuple[Json, list[History]] | None = None
         for completion in completions:
             self.add(completion)
 
@@ -155,21 +157,38 @@ class Conversations:
         """
         return history_of(completion, self._linked().parents, appended)
 
-    def histories(self, appended: Appended) -> list[History]:
-        """One history for each leaf, in order of their first call; the first is the main one.
+    def main(self, appended: Appended, named: CallKey | None, said: Json) -> Completion | None:
+        """The completion that the main history ends with, see `main_end`. None: there is none."""
+        ends = list(self.ends(appended))
+        return main_end(ends, self._linked().parents, appended, named, said)
+
+    def start_of(self, completion: Completion) -> Completion:
+        """The first completion of the conversation that ends in this one."""
+        parents = self._linked().parents
+        while completion in parents:
+            completion = parents[completion]
+        return completion
+
+    def histories(
+        self, appended: Appended, named: CallKey | None = None, said: Json = None
+    ) -> list[History]:
+        """One history for each leaf: the main one, the others in order of their first call.
 
         Those that end in a side call come after the others.
         """
-        count = sum(map(len, list(appended.values())))
+        state = sum(map(len, list(appended.values()))), named, said
         with self._lock:
-            if self._histories is None or self._histories[0] != count:
-                self._histories = count, list(self.each_history(appended))
+            if self._histories is None or self._histories[0] != state:
+                self._histories = state, list(self.each_history(appended, named, said))
             return self._histories[1]
 
-    def each_history(self, appended: Appended) -> Iterator[History]:
+    def each_history(
+        self, appended: Appended, named: CallKey | None = None, said: Json = None
+    ) -> Iterator[History]:
         """The same, one at a time."""
         parents, trained = self._linked().parents, set[Completion]()
-        for completion in self.ends(appended):
+        main = self.main(appended, named, said)
+        for completion in sorted(self.ends(appended), key=lambda end: end is not main):
             yield history_of(completion, parents, appended, trained)
 
     def ends(self, appended: Appended) -> Iterator[Completion]:

@@ -21,7 +21,11 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
         "failed",
         'Give it a reward (0, say) to train on what failed, or on_failure="keep".',
     ),
-    "rollout_cancelled": ("failed", "Nothing has to be done: what was cancelled never trains."),
+    "rollout_cancelled": (
+        "failed",
+        'Nothing has to be done: what was cancelled does not train, but with on_failure="keep" '
+        "where it has a reward.",
+    ),
     "not_trainable": (
         "dropped",
         "Nothing has to be done if that was asked for (@rollout(trainable=False)); else see the "

@@ -1,7 +1,8 @@
 """Groups of trajectories of one task, which group-relative trainers (GRPO) compare.
 
 Failed rollouts without a reward are kept apart: they are no evidence about the policy, which a
-reward of 0 would make of them. A failed rollout that has a reward is like any other.
+reward of 0 would make of them. A failed rollout that has a reward is like any other. So are those
+that were cancelled, but where `on_failure="keep"` has rows of those that have a reward.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.looking import ShownInNotebooks
+from otel_rollout.spans import group_key
 from otel_rollout.terminal import number_of
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.trajectory import Trajectory
@@ -37,15 +39,22 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
     """
 
     trajectories: list[Trajectory]
-    """(N) trajectories that did not fail, or have a reward."""
+    """(N) trajectories that did not fail, or have a reward, and were not cancelled."""
     failures: list[Trajectory] = field(default_factory=list)
-    """Trajectories that failed or were cancelled, and have no reward."""
+    """Trajectories that failed without a reward, and those that were cancelled."""
     id: str | None = None
     """The `group_id` of the trajectories. None: they have none."""
     children: list[Trajectory] = field(default_factory=list)
     """Trajectories of rollouts that ran inside those of the group, at any depth, in order of their
     start. They are not compared. `gather_group` and `groups` of an exporter in memory collect
     them; see `adopt`."""
+    run: str | None = None
+    """The `group_run` of the trajectories. None: they have none, or several."""
+
+    @property
+    def key(self) -> str | None:
+        """The group as one text, see `Trajectory.group_key`. None: they have no group."""
+        return group_key(self.id, self.run)
 
     def __repr__(self) -> str:
         rewards = [one.reward for one in self.trajectories if one.reward is not None]
@@ -63,28 +72,29 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
     def of(cls, trajectories: Iterable[Trajectory], id: str | None = None) -> TrajectoryGroup:  # noqa: A002
         """The group of these trajectories, with failures separated from the others.
 
-        `id`: default is their common `group_id`; ValueError if they have several.
+        `id`: default is their common `group_id`; ValueError if they are of several groups.
         """
         members = sorted(trajectories, key=lambda t: (t.sample_index is None, t.sample_index or 0))
-        ids = {member.group_id for member in members}
+        keys = {member.group_key: member for member in members}
         if id is None:
-            if len(ids) > 1:
+            if len(keys) > 1:
                 raise ValueError(
                     f"TrajectoryGroup.of: expected trajectories of one group, got those of "
-                    f"{', '.join(sorted(map(repr, ids)))}; see TrajectoryGroup.by_id"
+                    f"{', '.join(sorted(map(repr, keys)))}; see TrajectoryGroup.by_id"
                 )
-            id = next(iter(ids), None)  # noqa: A001
+            id = members[0].group_id if members else None  # noqa: A001
         return cls(
-            [member for member in members if not _failed(member)],
-            [member for member in members if _failed(member)],
+            [member for member in members if not failed(member)],
+            [member for member in members if failed(member)],
             id,
+            run=members[0].group_run if len(keys) == 1 else None,
         )
 
     @classmethod
     def by_id(
         cls, trajectories: Iterable[Trajectory], *, children: bool = False
     ) -> list[TrajectoryGroup]:
-        """The groups of these trajectories by `group_id`, in the order of their first members.
+        """The groups of these trajectories by `group_key`, in the order of their first members.
 
         A trajectory without a `group_id` is a group of its own. With `children`, one that ran
         inside another of them is a child of that one's group instead.
@@ -96,7 +106,7 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
         for trajectory in trajectories:
             top = _ancestor(trajectory, known)
             kept = groups if top is trajectory else inside
-            kept.setdefault(top.group_id or f"\0{top.id}", []).append(trajectory)
+            kept.setdefault(top.group_key or f"\0{top.id}", []).append(trajectory)
         made = {key: cls.of(members) for key, members in groups.items()}
         for key, nested in inside.items():
             made[key].children = sorted(nested, key=lambda t: (t.start_time_ns, t.id))
@@ -155,6 +165,7 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
         """Plain JSON from which `from_dict` makes an equal group."""
         return {
             "id": self.id,
+            **({"run": self.run} if self.run is not None else {}),
             "trajectories": [trajectory.to_dict() for trajectory in self.trajectories],
             "failures": [trajectory.to_dict() for trajectory in self.failures],
             **({"children": [t.to_dict() for t in self.children]} if self.children else {}),
@@ -167,7 +178,7 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
             trajectories = [Trajectory.from_dict(row) for row in data["trajectories"]]
             failures = [Trajectory.from_dict(row) for row in data["failures"]]
             children = [Trajectory.from_dict(row) for row in data.get("children", ())]
-            return cls(trajectories, failures, data["id"], children)
+            return cls(trajectories, failures, data["id"], children, data.get("run"))
         except (KeyError, TypeError) as error:
             raise SpanFormatError(
                 f"TrajectoryGroup.from_dict: expected what to_dict gave, got {str(data)[:80]!r} "
@@ -201,8 +212,10 @@ def advantages_of(
     ]
 
 
-def _failed(trajectory: Trajectory) -> bool:
-    return trajectory.status in ("error", "cancelled") and trajectory.reward is None
+def failed(trajectory: Trajectory) -> bool:
+    """True if it is kept apart: it was cancelled, or it failed and nobody scored it."""
+    status = trajectory.status
+    return status == "cancelled" or (status == "error" and trajectory.reward is None)
 
 
 def _ancestor(trajectory: Trajectory, known: Mapping[str, Trajectory]) -> Trajectory:

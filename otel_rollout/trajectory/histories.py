@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.history import History, HistoryItem
+from otel_rollout.trajectory.steps import CallKey, call_key
 from otel_rollout.wire import (
     Json,
     MessagePath,
@@ -24,6 +25,7 @@ from otel_rollout.wire import (
     path_messages,
     reasoning_of,
     shown_message,
+    texts_of,
 )
 
 Appended = Mapping[tuple[str, int], Sequence[Json]]
@@ -255,6 +257,69 @@ def _tools(completion: Completion, parents: Mapping[Completion, Completion]) -> 
             break
         completion = parents[completion]
     return completion.tools
+
+
+def main_end(
+    ends: Sequence[Completion],
+    parents: Mapping[Completion, Completion],
+    appended: Appended,
+    named: CallKey | None,
+    said: Json,
+) -> Completion | None:
+    """The end of the main conversation, that of the agent itself. None: there is no conversation.
+
+    It is the one with the call that was named; else the only one whose last reply is `said`, the
+    text that the rollout returned; else the one with the last call that trains, side calls aside:
+    of several such calls that overlap in time the longest conversation, then the latest.
+
+    ends: the completion that each conversation ends with.
+    """
+    own = _chosen(ends, parents, named, said)
+    if len(own) < 2:
+        return own[0] if own else None
+    last = {end: next((c for c in _back(end, parents) if c.trainable), None) for end in own}
+    calls = {end: call for end, call in last.items() if call is not None} or {
+        end: end for end in own
+    }
+    latest = in_order(calls.values())[-1]
+    alike = [e for e, c in calls.items() if c is latest or not ended_before(c, latest)]
+    return max(alike, key=lambda end: (_size(end, parents, appended), sampled_order(calls[end])))
+
+
+def _chosen(
+    ends: Sequence[Completion],
+    parents: Mapping[Completion, Completion],
+    named: CallKey | None,
+    said: Json,
+) -> Sequence[Completion]:
+    """Those that were named, or end with what was returned; else all, without side calls."""
+    if named is not None:
+        own = [end for end in ends if any(call_key(c) == named for c in _back(end, parents))]
+        return own or ends
+    own = [end for end in ends if end.side_call is None]
+    text = said.strip() if isinstance(said, str) else ""
+    same = [end for end in own if text and _text(end) == text]
+    return (same if len(same) == 1 else own) or ends
+
+
+def _size(end: Completion, parents: Mapping[Completion, Completion], appended: Appended) -> int:
+    """Messages of the conversation that ends there."""
+    paths = [segment[0].path for segment in _segments(end, parents)]
+    more = appended.get((end.id, end.choice_index), ())
+    return sum(path.length for path in paths if path) + len(more)
+
+
+def _back(
+    completion: Completion | None, parents: Mapping[Completion, Completion]
+) -> Iterator[Completion]:
+    """The completion, and those that it continues, the last one first."""
+    while completion is not None:
+        yield completion
+        completion = parents.get(completion)
+
+
+def _text(completion: Completion) -> str:
+    return "".join(text for item in completion.items for text in texts_of(item)).strip()
 
 
 def includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json]) -> bool:

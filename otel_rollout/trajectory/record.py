@@ -15,7 +15,7 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import TrajectorySealedError
-from otel_rollout.spans import Exchange, SpanRecord, as_records
+from otel_rollout.spans import Exchange, SpanRecord, as_records, group_key
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.reward import AllRewards, OnChange, Reward, RewardKey
 from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
@@ -44,7 +44,10 @@ class Facts(Fixed):
     task_id: str | None = None
     """The task that was worked on; None: not set."""
     group_id: str | None = None
-    """Trajectories with one group id are compared with each other by the trainer."""
+    """Trajectories with one group id, and one `group_run`, are compared by the trainer."""
+    group_run: str | None = None
+    """Which run of this group it is in: `gather_group` gives each of its calls one. None: all with
+    the group id are one group."""
     sample_index: int | None = None
     """Number of this sample within its group, from 0; None: not set."""
     group_size: int | None = None
@@ -73,6 +76,8 @@ class Facts(Fixed):
     """Messages that the agent appended after a completion (id, choice index)."""
     all_rewards: AllRewards = field(init=False)
     """Every reward by key, those of single completions included, in the order they were set."""
+    main_call: CallKey | None = None
+    """A call of the main history, span id and choice, as it was named. None: none was."""
     claimed: set[CallKey] = field(default_factory=set, init=False)
     """Calls of this rollout that are steps of trajectories inside it."""
     exchanges: InitVar[Sequence[Exchange]] = ()
@@ -151,6 +156,11 @@ class RolloutRecord(Facts):
     """The fields of one rollout as they are recorded; `Trajectory` adds the views of them."""
 
     __slots__ = ()
+
+    @property
+    def group_key(self) -> str | None:
+        """Its group as one text, `group_id` or `group_id@group_run`. None: it has no group."""
+        return group_key(self.group_id, self.group_run)
 
     @property
     def logs(self) -> list[str]:
@@ -319,6 +329,7 @@ class RolloutRecord(Facts):
         for key, messages in part.appended.items():
             self.appended.setdefault(key, messages)
         self.all_rewards.join(part.all_rewards)
+        self.main_call = self.main_call or part.main_call
         self._logs += part._logs
         self._warnings += part._warnings
 

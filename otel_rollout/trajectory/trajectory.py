@@ -28,11 +28,13 @@ from otel_rollout.trajectory.as_json import (
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
+from otel_rollout.trajectory.histories import Appended
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.record import RolloutRecord
 from otel_rollout.trajectory.reward import Reward, RewardKey, Rewards, texts_of
 from otel_rollout.trajectory.sampling import UNREADABLE
 from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
+from otel_rollout.trajectory.steps import CallKey, call_key
 from otel_rollout.trajectory.tokens import (
     Cause,
     Dropped,
@@ -75,24 +77,69 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
     @property
     def histories(self) -> list[History]:
-        """The conversations, in order of their first call; the first is the main one."""
-        return self._read().conversations.histories(self.appended)
+        """The conversations: the main one, then the others in order of their first call."""
+        return self._read().conversations.histories(*self._agent)
 
     def each_history(self) -> Iterator[History]:
         """The same, one at a time: those that share long prefixes are not in memory together."""
-        return self._read().conversations.each_history(self.appended)
+        return self._read().conversations.each_history(*self._agent)
+
+    @property
+    def _agent(self) -> tuple[Appended, CallKey | None, Json]:
+        """What decides which of its conversations is the main one."""
+        return self.appended, self.main_call, self.output
+
+    @property
+    def main_end(self) -> Completion | None:
+        """The last completion of the main history. None: there is none."""
+        return self._read().conversations.main(*self._agent)
+
+    @property
+    def main_start(self) -> Completion | None:
+        """The first completion of the main history. None: there is none."""
+        end = self.main_end
+        return None if end is None else self._read().conversations.start_of(end)
+
+    @property
+    def main(self) -> History | None:
+        """The conversation of the agent itself, the first of `histories`. None: there is none.
+
+        That with the last call that trains, side calls aside (of calls at the same time the longest
+        conversation); but the one whose last reply is what the rollout returned, if there is one
+        such. While the rollout runs it may be set, to a history, a completion or its id: the
+        conversation that this one is in, or ends in, is the main one whatever follows.
+        """
+        end = self.main_end
+        return None if end is None else self._history_of(end)
+
+    @main.setter
+    def main(self, chosen: History | Completion | str | None) -> None:
+        if self._sealed:
+            raise TrajectorySealedError(
+                f"trajectory.main: the rollout {self.id} has ended; name it while it runs"
+            )
+        last = chosen.completions[-1:] if isinstance(chosen, History) else [chosen]
+        end = self._find(last[0], 0) if last and isinstance(last[0], str) else (last or [None])[0]
+        if not isinstance(end, Completion | None):
+            raise ValueError(
+                f"trajectory.main: expected a history, a completion or its id, got {chosen!r:.100}"
+            )
+        self.main_call = None if end is None else call_key(end)
 
     def messages(self) -> list[Json]:
         """The wire messages of the main history; [] where there is none."""
-        histories = self.histories
-        return histories[0].messages() if histories else []
+        main = self.main
+        return main.messages() if main else []
 
     def get_history(self, completion_id: str, choice: int = 0) -> History:
         """The conversation that ends in this completion, and the messages appended after it.
 
         UnknownCompletionError if the trajectory has no such completion.
         """
-        completion = self._find(completion_id, choice)
+        return self._history_of(self._find(completion_id, choice))
+
+    def _history_of(self, completion: Completion) -> History:
+        """The same for one of its completions."""
         history = self._read().conversations.history(completion, self.appended)
         if not self._sealed:
             key = completion.id, completion.choice_index
@@ -138,7 +185,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         `dropped` of what is returned lists the completions that no row trains, with the reason.
 
         on_failure: a rollout that failed and has no reward gives no rows, unless this is "keep".
-        A cancelled one never does.
+        So does a cancelled one, which needs a reward too: without one it never trains.
         on_abort: replies that the server gave up, as it may around an update of the weights, are
         not trained; "keep" trains what had come, flagged as truncated.
         on_side_call: calls beside the agent, such as for a title (`Completion.side_call`), are not
@@ -164,7 +211,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
                 self.check_calls()
             return TokenSequences((), [Dropped(None, why, "no_calls")])
         cause: Cause | None = None
-        if self.status == "cancelled":
+        if self.status == "cancelled" and (self.reward is None or on_failure == "drop"):
             cause, reason = "rollout_cancelled", "its rollout was cancelled"
         elif self.status == "error" and self.reward is None and on_failure == "drop":
             cause, reason = "rollout_failed", _FAILED

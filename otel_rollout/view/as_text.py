@@ -43,7 +43,7 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     yield _line("", f"{trajectory.name or 'rollout'}  {trajectory.id}", width)
     about = (
         ("task", short_id(trajectory.task_id)),
-        ("group", short_id(trajectory.group_id)),
+        ("group", short_id(trajectory.group_key)),
         ("inside", trajectory.parent_id),
         ("sample", trajectory.sample_index),
         ("of", trajectory.group_size),

@@ -230,8 +230,8 @@ def _trajectories(shown: object) -> tuple[Sequence[Trajectory], TokenSequences |
     """The trajectories, the rows of the first one if others than its own, and where to begin."""
     if isinstance(shown, TrajectoryGroup):
         members = [*shown.trajectories, *shown.failures]
-        ids = {member.group_id for member in members}
-        start = f"#group={quote(members[0].group_id or '')}" if len(ids - {None}) == 1 else ""
+        ids = {member.group_key for member in members}
+        start = f"#group={quote(members[0].group_key or '')}" if len(ids - {None}) == 1 else ""
         return [*members, *shown.children], None, start
     if isinstance(shown, Episode):
         return shown.trajectories, None, ""
@@ -271,7 +271,15 @@ def _ended(trajectory: Trajectory) -> Trajectory:
 
 _FIELDS = (
     *("id", "name", "trace_id", "span_id", "parent_id", "task_id", "group_id", "sample_index"),
-    *("group_size", "policy_version", "trainable", "status", "termination_reason", "error"),
+    *(
+        "group_run",
+        "group_size",
+        "policy_version",
+        "trainable",
+        "status",
+        "termination_reason",
+        "error",
+    ),
     *("output", "logs", "start_time_ns", "end_time_ns", "appended", "metrics", "metadata"),
 )
 

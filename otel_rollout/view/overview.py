@@ -116,8 +116,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     models = [completion.model for completion in completions]
     overview = Overview(
         **_head(trajectory),
-        question=_question(completions),
-        answer=_answer(completions),
+        question=_question(trajectory.main_start or next(iter(completions), None)),
+        answer=_answer(trajectory.main_end),
         turns=_turns(completions),
         calls=len({completion.span_id for completion in completions}),
         histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
@@ -135,11 +135,21 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
 
 
 _PLAIN = (
-    *("id", "name", "task_id", "group_id", "sample_index", "group_size", "parent_id"),
+    *("id", "name", "task_id", "sample_index", "group_size", "parent_id"),
     *("trace_id", "status", "termination_reason", "start_time_ns"),
 )
 HEAD = frozenset(
-    (*_PLAIN, "error_type", "error", "reward", "rewards", "seconds", "metrics", "metadata")
+    (
+        *_PLAIN,
+        "group_id",
+        "error_type",
+        "error",
+        "reward",
+        "rewards",
+        "seconds",
+        "metrics",
+        "metadata",
+    )
 )
 """The fields for which no call is read."""
 _UNREAD = dict.fromkeys(each.name for each in fields(Overview))
@@ -150,6 +160,7 @@ def _head(trajectory: Trajectory) -> dict[str, Any]:
     reward = trajectory.reward
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN},
+        "group_id": trajectory.group_key,
         "error_type": _cut(trajectory.error and trajectory.error.get("type")),
         "error": _cut(trajectory.error and trajectory.error.get("message")),
         "reward": None if reward is None else float(reward),
@@ -160,21 +171,16 @@ def _head(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _question(completions: list[Completion]) -> str | None:
-    own = (completion for completion in completions if completion.side_call is None)
-    first = next(own, completions[0] if completions else None)
-    for message in first.request_messages if first else ():
-        row = message_row(message)
+def _question(first: Completion | None) -> str | None:
+    for node in reversed([*((first and first.prompt) or ())]):
+        row = message_row(node.message)
         if row.role in ("user", "text"):
-            return _cut(row.text or shown_message(message))
+            return _cut(row.text or shown_message(node.message))
     return None
 
 
-def _answer(completions: list[Completion]) -> str | None:
-    for completion in reversed(completions):
-        if completion.items and completion.side_call is None:
-            return _cut(shown_message(completion.message, reasoning=False))
-    return None
+def _answer(last: Completion | None) -> str | None:
+    return None if last is None else _cut(shown_message(last.message, reasoning=False))
 
 
 def _cut(text: Json) -> str | None:

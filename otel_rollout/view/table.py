@@ -28,7 +28,7 @@ _TEXTS = ("error", "question", "answer")
 _SHOWN = 400
 """Characters of these in a row; a filter and an order are over all that the index has."""
 _JSON = tuple(name for name, kind in COLUMNS.items() if kind in ("list", "object"))
-VERSION = zlib.crc32(f"2 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
+VERSION = zlib.crc32(f"3 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
 """Version of the tables and of the code that fills them; a file of another version is replaced."""
 APPLICATION = 0x6F74526C
 """Marks an SQLite file as an index of this library ("otRl")."""
@@ -53,6 +53,7 @@ PRAGMA user_version = {VERSION};
 """
 _MEANS = (
     'LEFT JOIN (SELECT "group_id" AS group_of_mean, AVG("reward") AS mean FROM trajectories '
+    """WHERE "status" != 'cancelled' """
     'GROUP BY 1 HAVING COUNT("reward") > 1) ON group_of_mean = "group_id"'
 )
 """The mean reward of each one's group, if several have one."""
@@ -211,7 +212,8 @@ class Table:
     def rewards_of(self, group: str) -> list[float]:
         """The rewards of the trajectories of a group that have one."""
         found = self.connection.execute(
-            'SELECT "reward" FROM trajectories WHERE "group_id" = ? AND "reward" IS NOT NULL',
+            'SELECT "reward" FROM trajectories WHERE "group_id" = ? AND "reward" IS NOT NULL '
+            """AND "status" != 'cancelled'""",
             (group,),
         )
         return [float(reward) for (reward,) in found]
@@ -226,7 +228,8 @@ class Table:
                 for reward, advantage in zip(rewards, advantages_of(rewards), strict=True)
             }
         for row in rows:
-            row["advantage"] = known.get((row["group_id"], row["reward"]))
+            of_group = None if row["status"] == "cancelled" else row["group_id"]
+            row["advantage"] = known.get((of_group, row["reward"]))
         return rows
 
 

@@ -49,6 +49,7 @@ class WorkflowRun:
             trajectory.task_id = own.task_id
         if trajectory.group_id is None and own.group_id is not None:
             trajectory.group_id = group_in_workflow(own.group_id, trajectory.name)
+            trajectory.group_run = own.group_run
             if own.sample_index is not None:
                 trajectory.sample_index = own.sample_index
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
@@ -35,7 +36,8 @@ async def run_workflows(
     n_parallel: at most so many instances exist; each runs one task at a time and is reset before.
     tasks: the next task is taken when an instance is free. A task that is a mapping may have an
     `id`; else its number is its id. Tasks with the same id are samples of one task.
-    n_samples: runs of each task, with the uid `{id}:{sample}`, in one group.
+    n_samples: runs of each task, with the uid `{id}:{sample}`, in one group; those of another call
+    are in another one.
     retry_limit: attempts of a run whose reason is ERROR; failed attempts stay on the trace.
     timeout: seconds for each attempt. None: the workflow's own `timeout`.
     max_exceptions: so many runs may end with ERROR; one more cancels the rest and raises
@@ -57,6 +59,7 @@ async def run_workflows(
                 f"run_workflows({name}=...): expected a number from 1 on, got {value!r}"
             )
     idle: list[Workflow] = []
+    group_run = uuid.uuid4().hex[:12]
     if timeout is not None:
         kwargs["timeout"] = timeout
 
@@ -66,6 +69,7 @@ async def run_workflows(
         uid = f"{task_id}:{sample}"
         try:
             options = {"task_id": task_id, "group_id": task_id, "sample_index": sample}
+            options |= {"group_run": group_run}
             for attempt in range(1, retry_limit + 1):
                 made._is_due = True  # within the run: a reset that fails is an ending like another
                 with bar.running(uid):

@@ -116,7 +116,7 @@ class Workflow(ABC):
         overrides the workflow's; `options` are those of `rollout`. Without a `group_id` the run's
         group is its task: the `task_id`, else the part of `uid` before the last colon.
         """
-        timeout = kwargs.pop("timeout", self.timeout)
+        timeout = kwargs.pop("timeout", (options or {}).get("timeout") or self.timeout)
         self.uid, self.task, self._committed = uid, task, []
         own = self._run = WorkflowRun()
         run = begin(self._options(uid, options or {}), sc.OPERATION_INVOKE_WORKFLOW, own)

@@ -75,7 +75,7 @@ async def test_a_row_is_a_token_sequence(recording: Recording, clients: Clients)
         assert row["policy_versions"] == [3]
         assert row["policy_version_spans"] is None
         assert (row["row"], row["rows"]) == (number, 2)
-        assert (row["trajectory_id"], row["group_id"]) == (trajectory.id, "g")
+        assert (row["trajectory_id"], row["group_id"]) == (trajectory.id, group.key)
         assert row["advantage"] is None
 
 
@@ -161,7 +161,7 @@ async def test_rows_of_nested_rollouts(
     assert agent["parent_id"] is None
     assert helper["parent_id"] == agent["trajectory_id"]
     assert rows[3]["parent_id"] == helper["trajectory_id"]
-    assert {row["group_id"] for row in rows} == {"g"}
+    assert {row["group_id"] for row in rows} == {group.key}
     trained = [id_ for row in rows for id_ in row["completion_ids"]]
     assert len(trained) == len(set(trained)) == 8
 
@@ -185,7 +185,7 @@ async def test_rows_name_their_history(recording: Recording, clients: Clients):
     for row in to_token_rows(group):
         history = group[0].histories[row["history"]]
         assert history.completion_ids[-1] == row["completion_ids"][-1]
-    assert [row["history"] for row in to_token_rows(group)] == [0, 1]
+    assert [row["history"] for row in to_token_rows(group)] == [1, 0]
 
 
 async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients):
@@ -284,7 +284,8 @@ async def test_rows_of_episodes(recording: Recording, clients: Clients):
     """Compared are the trajectories of one task and one name."""
     episodes = await play_episodes(clients)
     rows = to_token_rows(episodes)
-    assert [row["group_id"] for row in rows] == GROUPS
+    assert [row["group_id"].partition("@")[0] for row in rows] == GROUPS
+    assert len({row["group_id"] for row in rows}) == 4
     assert [row["advantage"] for row in rows] == ADVANTAGES
     assert rows.masked == []
     scaled = to_token_rows(iter(episodes), scale_advantages=True)
@@ -377,7 +378,9 @@ async def test_episodes_that_are_masked(recording: Recording, clients: Clients, 
     rows = to_token_rows(episodes, mask_reasons={reason, TerminationReason.TIMEOUT})
     assert rows.masked == episodes[1].trajectories
     left = [0, 1, 4, 5, 6, 7]
-    assert [row["group_id"] for row in rows] == [GROUPS[number] for number in left]
+    assert [row["group_id"].partition("@")[0] for row in rows] == [
+        GROUPS[number] for number in left
+    ]
     assert [row["advantage"] for row in rows] == [ADVANTAGES[number] for number in left]
     assert to_token_rows(episodes, mask_reasons=list(TerminationReason)) == []
 

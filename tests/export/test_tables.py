@@ -109,7 +109,7 @@ async def test_rows_are_a_data_frame(recording: Recording, clients: Clients) -> 
     """Numbers can be reckoned with, lists are the lists of the rows."""
     frame = to_token_rows(await play(clients, [1.0, 0.0, None])).to_pandas()
     assert frame["reward"].mean() == 0.5
-    assert frame.groupby("group_id")["advantage"].sum().to_dict() == {"g": 0.0}
+    assert frame.groupby("group_id")["advantage"].sum().tolist() == [0.0]
     assert frame["sample_index"].tolist() == [0, 1, 2]
     assert isinstance(frame["input_ids"][0], list)
     assert frame["history"].dtype == "Int64"

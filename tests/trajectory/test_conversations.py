@@ -170,7 +170,8 @@ async def test_nothing_but_reasoning(recording: Recording, clients: Clients) -> 
         for _ in range(2):
             await client.responses.create(model="m", input=[user("1 + 1?")])
     trajectory = replayed(recording)
-    assert [h.completions for h in trajectory.histories] == [[c] for c in trajectory.completions]
+    first, second = trajectory.completions
+    assert [h.completions for h in trajectory.histories] == [[second], [first]]
 
 
 async def test_interleaved_subagents(recording: Recording, clients: Clients) -> None:
@@ -184,8 +185,8 @@ async def test_interleaved_subagents(recording: Recording, clients: Clients) -> 
                 conversation.append(user(f"more {turn}"))
     trajectory = replayed(recording)
     assert table(trajectory) == [
-        "system A, user go, 0* a1, user more 1, 2* a2",
         "system B, user go, 1* b1, user more 1, 3* b2",
+        "system A, user go, 0* a1, user more 1, 2* a2",
     ]
     assert trajectory.warnings == []
 
@@ -212,8 +213,8 @@ async def test_identical_samples(recording: Recording, clients: Clients) -> None
         await ask(client, user("u"), said("same"), user("u2"))
     trajectory = replayed(recording)
     assert table(trajectory) == [
-        "user u, 0* same",
         "user u, 1* same, user u2, 2* t",
+        "user u, 0* same",
     ]
     (warning,) = trajectory.warnings
     ids = [c.id for c in trajectory.completions]
@@ -229,8 +230,8 @@ async def test_a_fork_after_a_sampled_turn(recording: Recording, clients: Client
         await ask(client, user("u"), said("r"), user("x"))
         await ask(client, user("u"), said("r"), user("y"))
     assert table(replayed(recording)) == [
-        "user u, 0* r, user x, 1* one",
-        "user u, 0 r, user y, 2* two",
+        "user u, 0* r, user y, 2* two",
+        "user u, 0 r, user x, 1* one",
     ]
 
 
@@ -246,10 +247,10 @@ async def test_a_tree_of_forks(recording: Recording, clients: Clients) -> None:
     async with rollout("agent"):
         await grow([user("u")], 2)
     assert table(replayed(recording)) == [
-        "user u, 0* r1, user x, 1* r3, user x, 2* r5",
+        "user u, 0* r1, user y, 4* r3, user y, 6* r5",
+        "user u, 0 r1, user x, 1* r3, user x, 2* r5",
         "user u, 0 r1, user x, 1 r3, user y, 3* r5",
-        "user u, 0 r1, user y, 4* r3, user x, 5* r5",
-        "user u, 0 r1, user y, 4 r3, user y, 6* r5",
+        "user u, 0 r1, user y, 4 r3, user x, 5* r5",
     ]
 
 
@@ -280,8 +281,8 @@ async def test_compaction(recording: Recording, clients: Clients) -> None:
         summary = await ask(client, *messages)
         await ask(client, system("s"), user(summary.content), user("u9"))
     assert table(replayed(recording)) == [
-        "system s, user u1, 0* a1, user u2, 1* a2, user summarise, 2* summary",
         "system s, user summary, user u9, 3* a9",
+        "system s, user u1, 0* a1, user u2, 1* a2, user summarise, 2* summary",
     ]
 
 
@@ -292,8 +293,8 @@ async def test_an_edited_reply(recording: Recording, clients: Clients) -> None:
         await ask(client, user("u"))
         await ask(client, user("u"), said("a1, edited"), user("u2"))
     assert table(replayed(recording)) == [
-        "user u, 0* a1",
         "user u, assistant a1, edited, user u2, 1* a2",
+        "user u, 0* a1",
     ]
 
 
@@ -336,10 +337,12 @@ async def test_concurrent_calls_that_share_a_prefix(
     asked = [c.request_messages[-1]["content"] for c in trajectory.completions]
     assert asked[:4] == ["u", "a", "b", "c"]
     position = {text: number for number, text in enumerate(asked)}
-    assert table(trajectory) == [
-        f"system s, user u, 0{'*' if name == 'a' else ''} re u, user {name}, "
+    lines = table(trajectory)
+    (main,) = {name for name in "abc" if f"user {name}2" in lines[0]}
+    assert lines == [
+        f"system s, user u, 0{'*' if name == main else ''} re u, user {name}, "
         f"{position[name]}* re {name}, user {name}2, {position[name + '2']}* re {name}2"
-        for name in "abc"
+        for name in sorted("abc", key=lambda name: name != main)
     ]
     assert trajectory.warnings == []
 
@@ -359,7 +362,10 @@ async def test_a_concurrent_sample_is_not_continued_before_it_was_said(
         await ask(client, user("u"), said("same"), user("u2"), model="fast")
         await task
     trajectory = replayed(recording)
-    assert table(trajectory) == ["user u, 0* same", "user u, 1* same, user u2, 2* same"]
+    assert table(trajectory) == [
+        "user u, 1* same, user u2, 2* same",
+        "user u, 0* same",
+    ]
     assert trajectory.warnings == []
 
 
@@ -435,7 +441,11 @@ async def test_judges_embeddings_and_nested_rollouts(
         await ask(client, user("last"))
         record_reward(0.75)
     outer, *nested = replays(recording)
-    assert table(outer) == ["user a, 0* re a", "user b, 1* re b", "user last, 2* re last"]
+    assert table(outer) == [
+        "user last, 2* re last",
+        "user a, 0* re a",
+        "user b, 1* re b",
+    ]
     assert {c.id: c.reward for c in outer.completions[:2]} == {first.id: 1.0, second.id: 0.0}
     assert outer.completions[2].reward is None
     assert outer.reward == 0.75
@@ -455,10 +465,10 @@ async def test_tools_that_change(recording: Recording, clients: Clients) -> None
         await ask(client, *messages, tools=TOOLS[:1])
     trajectory = replayed(recording)
     assert table(trajectory) == [
-        "user u, 0* a1",
         "user u, assistant a1, user u2, 1* a2, user u3, 2* a3",
+        "user u, 0* a1",
     ]
-    assert [history.tools for history in trajectory.histories] == [TOOLS, TOOLS[:1]]
+    assert [history.tools for history in trajectory.histories] == [TOOLS[:1], TOOLS]
 
 
 async def test_prefill_and_continue(recording: Recording, clients: Clients) -> None:
@@ -472,8 +482,8 @@ async def test_prefill_and_continue(recording: Recording, clients: Clients) -> N
         await ask(client, user("Italy?"), said("The capital"), extra_body=extra)
     trajectory = replayed(recording)
     assert table(trajectory) == [
-        "user France?, assistant Its capital, 0*  is Paris",
         "user Italy?, 1* The capital, 2*  is Rome",
+        "user France?, assistant Its capital, 0*  is Paris",
     ]
     assert [c.finish_reason for c in trajectory.completions] == ["stop", "length", "stop"]
 
@@ -510,7 +520,10 @@ async def test_the_second_of_two_choices_is_continued(
         name = live.completions[0].id
         assert live.get_history(name, 1).messages()[-1]["content"] == "two"
     trajectory = replayed(recording)
-    assert table(trajectory) == ["user u, 0* one", "user u, 1* two, user go on, 2* on"]
+    assert table(trajectory) == [
+        "user u, 1* two, user go on, 2* on",
+        "user u, 0* one",
+    ]
     assert [(c.id == name, c.choice_index) for c in trajectory.completions] == [
         (True, 0),
         (True, 1),
@@ -532,7 +545,7 @@ async def test_a_stream_that_is_still_read_is_not_continued(
         async for _ in stream:
             pass
     trajectory = replayed(recording)
-    assert table(trajectory) == [f"user u, 0* {text}", f"user u, assistant {text}, user u2, 1* b"]
+    assert table(trajectory) == [f"user u, assistant {text}, user u2, 1* b", f"user u, 0* {text}"]
 
 
 async def test_models_share_histories(recording: Recording, clients: Clients) -> None:

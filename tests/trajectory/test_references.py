@@ -182,7 +182,7 @@ async def test_forks_and_agents_side_by_side(recording: Recording, clients: Clie
         await ask(user("u"), *referring(other), user("2"), *second, user("4"))
     trajectory = replayed(recording)
     assert [history.completion_ids[-1] for history in trajectory.histories] == [
-        *("resp_000004", "resp_000005"),
+        *("resp_000005", "resp_000004"),
     ]
     assert trajectory.warnings == []
     messages = trajectory.get_history("resp_000005").messages()
@@ -211,8 +211,8 @@ async def test_a_server_with_one_id_for_all(recording: Recording, clients: Clien
             said = await client.responses.create(model="m", input=sent)
             sent = [*sent[:1], reference(said.output[0].id or ""), user("on")]
     assert table(replayed(recording)) == [
-        "user u, 0* a, user on, 1* b",
         "user u, assistant b, user on, 2* c",
+        "user u, 0* a, user on, 1* b",
     ]
 
 

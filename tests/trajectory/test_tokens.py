@@ -386,11 +386,12 @@ def test_a_failed_rollout_trains_only_if_it_was_scored(server: Server):
     assert "has no reward" in drop.reason
 
 
-def test_a_cancelled_rollout_never_trains(server: Server):
-    """Whatever is asked for."""
+def test_a_cancelled_rollout_trains_where_it_was_scored(server: Server):
+    """And only where that is asked for."""
     cancelled = server.trajectory(None, **{sc.ROLLOUT_STATUS: "cancelled"})
-    cancelled.reward = 1.0
     assert cancelled.token_sequences(on_failure="keep") == []
+    cancelled.reward = 1.0
+    assert len(cancelled.token_sequences(on_failure="keep")) == 1
     assert "cancelled" in cancelled.token_sequences().dropped[0].reason
 
 

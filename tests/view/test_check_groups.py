@@ -68,11 +68,26 @@ def found(members: Iterable[Trajectory], expected: int | None = None) -> list[st
         # What was rebuilt without the rollout's span has no number: it may be the one that is open.
         ([member("g", 0, of=3), member("g", 2, of=3), member("g", None, of=3)], []),
         # Several agents have a trajectory each of every sample.
-        ([member("g", n, of=2, id=name) for n in range(2) for name in "ab"], []),
+        ([member("g", n, of=2, id=name, name=name) for n in range(2) for name in "ab"], []),
         (
-            [member("g", 0, of=2, id=name) for name in "abc"],
+            [member("g", 0, of=2, id=name, name=name) for name in "abc"],
             ["group 'g' has 1 of 2 samples: sample 1 missing"],
         ),
+        # Two runs of one group, such as two epochs.
+        (
+            [member("g", n, of=2, id=epoch) for epoch in range(2) for n in range(2)],
+            ["group 'g' has 4 samples, but 2 were expected: sample 0, 1 there more than once"],
+        ),
+        (
+            [member("g", n, id=epoch) for epoch in range(2) for n in range(2)],
+            ["group 'g' has 4 samples: sample 0, 1 there more than once"],
+        ),
+        (
+            [member("g", None, of=2, id=number) for number in range(3)],
+            ["group 'g' has 3 samples, but 2 were expected"],
+        ),
+        # What failed was run again.
+        ([member("g", n, of=2, id=n) for n in (0, 1)] + [member("g", 1, of=2, status="error")], []),
         # Four processes that number their two samples alike.
         ([member("g", n, of=8, id=host) for n in range(2) for host in range(4)], []),
         # A role of a workflow plays in some of its samples only.

@@ -203,8 +203,8 @@ async def test_replies_that_name_the_one_before_follow_it(recording: Recording, 
         for text in ("more", "less"):
             await client.responses.create(model="m", input=text, previous_response_id=first.id)
     opened = Opened(recording.trajectory)
-    assert texts(opened, 0) == ["hi", "one", "more", "two"]
-    assert texts(opened, 1) == ["hi", "one", "less", "three"]
+    assert texts(opened, 0) == ["hi", "one", "less", "three"]
+    assert texts(opened, 1) == ["hi", "one", "more", "two"]
     assert relations(recording.trajectory)[1] == ("fork", 0, 2)
 
 

@@ -70,7 +70,7 @@ def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: Unscored) -> dict
     return {
         "trajectories": trajectories,
         "exceptions": [_exception(trajectory) for trajectory in failures],
-        "metadata": {} if group.id is None else {"group_id": group.id},
+        "metadata": {} if group.key is None else {"group_id": group.key},
     }
 
 

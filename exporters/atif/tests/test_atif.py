@@ -198,8 +198,9 @@ async def test_without_our_record_it_is_anothers(recording: Recording, clients: 
         assert sum(map(sum, (row.loss_mask for row in rows))) == sum(
             map(sum, (row.loss_mask for row in own))
         )
-        assert rows[0].token_ids == own[0].token_ids
-        assert rows[0].logprobs == own[0].logprobs
+        if agent not in (agents.interleaved, agents.fork):  # there main is not the first row
+            assert rows[0].token_ids == own[0].token_ids
+            assert rows[0].logprobs == own[0].logprobs
 
 
 async def test_forks_are_embedded(recording: Recording, clients: Clients):
@@ -242,7 +243,7 @@ async def test_rollout_details(recording: Recording, clients: Clients):
     """As Harbor's agents hand them on: each turn that trains once, the main conversation first."""
     trajectory = await agents.play(clients, agents.fork)
     main_detail, fork = to_rollout_details(trajectory)
-    first, left, right = trajectory.completions
+    first, right, left = trajectory.completions
     assert main_detail["prompt_token_ids"] == [first.prompt_token_ids, left.prompt_token_ids]
     assert main_detail["completion_token_ids"] == [first.token_ids, left.token_ids]
     assert main_detail["logprobs"] == [first.logprobs, left.logprobs]

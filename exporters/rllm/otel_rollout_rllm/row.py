@@ -35,7 +35,8 @@ def to_rllm_row(
         reason = None if episode.termination_reason is None else episode.termination_reason.value
     else:
         sample = index if source.sample_index is None else source.sample_index
-        id_ = f"{source.task_id or source.group_id or source.id}:{sample}"
+        run = f"@{source.group_run}" if source.group_run else ""
+        id_ = f"{source.task_id or source.group_id or source.id}{run}:{sample}"
         episode = Episode(id=id_, task=source.task_id, trajectories=[source])
         episode.metrics = {name: float(value) for name, value in source.metrics.items()}
         episode.info = {"error": source.error} if source.error else {}
@@ -95,7 +96,7 @@ def _trajectory(trajectory: Trajectory, unscored: Unscored) -> dict[str, Json] |
         "output": copy_json(trajectory.output),
         "info": {
             **copy_json(dict(trajectory.metadata)),
-            "group_id": trajectory.group_id,
+            "group_id": trajectory.group_key,
             "sample_index": trajectory.sample_index,
             "metrics": dict(trajectory.metrics),
             "logs": trajectory.logs,

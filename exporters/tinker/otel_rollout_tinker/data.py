@@ -183,7 +183,7 @@ def _rows(
                     "mask": mask[1:],
                 },
                 "trajectory_id": trajectory.id,
-                "group_id": trajectory.group_id,
+                "group_id": trajectory.group_key,
                 "task_id": trajectory.task_id,
                 "completion_ids": row.completion_ids,
                 "reward": None if trajectory.reward is None else float(trajectory.reward),

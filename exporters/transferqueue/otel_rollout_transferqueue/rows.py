@@ -191,7 +191,7 @@ def _uid(group: TrajectoryGroup, uid: str | None) -> str:
                 f"uid: expected a text without '_', after which keys have the sample, got {uid!r}"
             )
         return uid
-    known = group.id or next((member.id for member in _members(group)), "")
+    known = group.key or next((member.id for member in _members(group)), "")
     return known if known and "_" not in known else str(uuid.uuid5(uuid.NAMESPACE_OID, known))
 
 

@@ -205,10 +205,10 @@ def _only_row(
     if choose == "last":
         return rows[-1]
     if choose == "main":
-        end = trajectory.histories[0].completions[-1]
-        found = [row for row in rows if any(_same(end, c) for c in row.completions)]
-        if found:
-            return found[0]
+        for call in reversed(trajectory.main.completions if trajectory.main else ()):
+            found = [row for row in rows if any(_same(call, c) for c in row.completions)]
+            if found:
+                return found[0]
     raise ExportError(
         f"{named(trajectory)} has {len(rows)} token sequences, and GRPOTrainer takes one row for "
         f"each rollout: {'; '.join(_why(rows))}. Choose one (choose='main', 'longest' or 'last'), "

@@ -127,7 +127,8 @@ class TrlRows(JsonRows):
     def _members(self, group: TrajectoryGroup) -> list[Trajectory]:
         """The trajectories of grpo: in a file no row stands for a prompt, so failures may lack."""
         keep = self.on_failure == "keep"
-        return [*group, *(t for t in group.failures if keep and t.status != "cancelled")]
+        scored = (t for t in group.failures if t.status != "cancelled" or t.reward is not None)
+        return [*group, *(scored if keep else ())]
 
     def _options(self) -> dict[str, Any]:
         """The options that were set; the others have the defaults of the format's function."""

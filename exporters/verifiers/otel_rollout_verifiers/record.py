@@ -145,7 +145,7 @@ def _error(error: dict[str, str], status_code: int | None = None) -> dict[str, J
 def _rest(trajectory: Trajectory) -> dict[str, Json]:
     """The fields that a trace has no place for, those that are set."""
     fields = {
-        "group_id": trajectory.group_id,
+        "group_id": trajectory.group_key,
         "sample_index": trajectory.sample_index,
         "parent_id": trajectory.parent_id,
         "trace_id": trajectory.trace_id,

@@ -137,7 +137,7 @@ def to_verl_prompts(
         calls = [c for c in trajectory.completions if c.side_call is None]
         if trajectory.parent_id is not None or not calls:
             continue
-        first = calls[0]
+        first = trajectory.main_start or calls[0]
         where = f"trajectory {trajectory.id!r}"
         _check_chat(first, where)
         prompt = [

@@ -242,7 +242,9 @@ def gather_group(
     coroutines: an iterable of calls that are not awaited yet, or of functions, as for
         `gather_trajectories`; each gets its place in it as `sample_index`, and their number as
         `group_size` (of a group that is spread over processes, give both).
-    group_id: str or int, the `group_id` of all of them. None (default): a new one.
+    group_id: str or int, the `group_id` of all of them. None (default): a new one. Each call is a
+        group of its own, with a `group_run` of its own, also with the same `group_id`; where you
+        give a `group_size` or a `group_run` too, all with these are one group.
     max_concurrency, max_exceptions, progress, options: as for `gather_trajectories`, which also
         says what is raised.
 
@@ -252,7 +254,9 @@ def gather_group(
         # A generator in a loop over tasks would find another task when it is awaited.
         coroutines = list(coroutines)
     name = uuid.uuid4().hex if group_id is None else str(group_id)
-    size = {"group_size": len(coroutines)} if isinstance(coroutines, Sized) else {}
+    own: dict[str, Any] = {"group_size": len(coroutines)} if isinstance(coroutines, Sized) else {}
+    if group_id is None or options.get("group_size") is None:
+        own["group_run"] = uuid.uuid4().hex[:12]
 
     async def gather() -> TrajectoryGroup:
         _check_options(gather_group, options, coroutines)
@@ -262,7 +266,7 @@ def gather_group(
             max_concurrency=max_concurrency,
             max_exceptions=max_exceptions,
             progress=progress,
-            options=lambda index: {"sample_index": index, **size, **options, "group_id": name},
+            options=lambda index: {"sample_index": index, **own, **options, "group_id": name},
             nested=nested,
         )
         group = TrajectoryGroup.of(trajectories, name)

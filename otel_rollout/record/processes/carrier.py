@@ -76,8 +76,12 @@ class Carried:
     """The group of the rollout. None: not known."""
     group_size: int | None = None
     """Number of samples that its group is to have. None: not known."""
+    group_run: str | None = None
+    """Which run of that group it is. None: not known, or all are one."""
     outer_group_id: str | None = None
     """As `ActiveRollout` has it."""
+    task_id: str | None = None
+    """The task of the rollout, for those inside it. None: not known."""
 
     @classmethod
     def of(cls, active: ActiveRollout) -> Carried:
@@ -122,7 +126,7 @@ class Carried:
     @property
     def options(self) -> Options:
         """The options of a part of it."""
-        own = ("policy_version", "trainable", "group_id", "group_size")
+        own = ("policy_version", "trainable", "group_id", "group_size", "group_run", "task_id")
         return Options(**{name: getattr(self, name) for name in own})
 
     def part(self) -> ActiveRollout:
@@ -150,7 +154,7 @@ def within(active: ActiveRollout, context: Context) -> Context:
     context = without_rollout(context)
     if not process_state.settings.baggage:
         return context
-    version = active.options.policy_version
+    version = active.versioned.options.policy_version
     # A version that changes while the rollout runs is not that of each call.
     return with_rollout(context, active, None if callable(version) else version)
 
@@ -226,20 +230,19 @@ def _proof(secret: bytes, context: Context) -> str:
     return hmac.digest(secret, message.encode("utf-8", "backslashreplace"), "sha256").hex()
 
 
-Group = tuple[str | None, int | None, str | None]
-"""The id of a rollout's group, its size, and the id of the group that the rollout is sent with."""
-
-
-_NO_GROUP: Group = None, None, None
+Group = tuple[str | None, int | None, str | None, str | None, str | None]
+"""Id, size and run of a rollout's group, the group that it is sent with, and its task."""
 
 
 def group_of(active: ActiveRollout) -> Group:
     """The group of a rollout, as a carrier has it; a long id is left out."""
     trajectory, outer = active.trajectory, active.outer_group_id
-    group_id, size = trajectory.group_id, trajectory.group_size
+    group_id, size, run = trajectory.group_id, trajectory.group_size, trajectory.group_run
     if group_id is None or _is_too_long(group_id):
-        group_id = size = None
-    return group_id, size, None if outer is None or _is_too_long(outer) else outer
+        group_id = size = run = None
+    outer = None if outer is None or _is_too_long(outer) else outer
+    task_id = trajectory.task_id
+    return group_id, size, run, outer, task_id if len(task_id or "") <= _LONGEST else None
 
 
 _LONGEST = 200
@@ -263,10 +266,14 @@ def _is_reported(group_id: str) -> bool:
 def _group_in(text: object) -> Group:
     """The group that an entry of the baggage names."""
     found = try_loads(text) if isinstance(text, str) else None
-    group_id, size, outer = found if isinstance(found, list) and len(found) == 3 else _NO_GROUP
+    if not isinstance(found, list) or len(found) != 5:
+        return None, None, None, None, None
+    size = found.pop(1)
+    group_id, run, outer, task_id = (each if isinstance(each, str) else None for each in found)
+    if group_id is None:
+        return None, None, None, outer, task_id
     is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
-    own = (group_id, size if is_size else None) if isinstance(group_id, str) else (None, None)
-    return *own, outer if isinstance(outer, str) else None
+    return group_id, size if is_size else None, run, outer, task_id
 
 
 def _policy_version(text: object) -> str | int | None:

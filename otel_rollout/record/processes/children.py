@@ -89,10 +89,14 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
     """The rollout in this process: in a forked child its own part; None in a pool's process."""
     if active.pid == os.getpid():
         return active
-    group_id, size, outer = group_of(active)
-    version, trainable = active.options.policy_version, active.trajectory.trainable
+    group_id, size, run, outer, task_id = group_of(active)
     options = Options(
-        group_id=group_id, group_size=size, policy_version=version, trainable=trainable
+        group_id=group_id,
+        group_size=size,
+        group_run=run,
+        task_id=task_id,
+        policy_version=active.versioned.options.policy_version,
+        trainable=active.trajectory.trainable,
     )
     context = trace.set_span_in_context(active.span)
     part = _part(active.reports, context, active.id, options, outer)

@@ -10,7 +10,7 @@ REQUIREMENTS: dict[str, tuple[str | None, str]] = {
     "tokens": (None, "at least one token of it trains"),
     "reward": ("unscored", "it has a reward"),
     "unique": ("duplicate", "its id, and those of its responses, are there once"),
-    WHOLE: (None, "no sample of its group is missing"),
+    WHOLE: (None, "no sample of its group is missing, or there too often"),
     "no-drift": ("drift", "calls that continue a conversation continue its token ids"),
     "no-failures": ("failed", "neither the rollout nor a call failed or was cancelled"),
     "no-truncation": ("truncated", "the model ended every reply itself"),

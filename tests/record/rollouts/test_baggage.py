@@ -36,7 +36,8 @@ def test_it_names_the_innermost_rollout(recording: Recording):
             "rollout.trainable": "false",
         }
         with rollout("inner") as inner:
-            assert baggage.get_all() == {"tenant": "a", "rollout.id": inner.id}
+            named = {"rollout.id": inner.id, "rollout.policy_version": "7"}
+            assert baggage.get_all() == {"tenant": "a", **named}
         with no_capture():
             assert baggage.get_all() == {"tenant": "a"}
     assert baggage.get_all() == {"tenant": "a"}

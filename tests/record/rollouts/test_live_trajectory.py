@@ -55,8 +55,8 @@ def test_a_live_trajectory_shows_what_has_come(recording: Recording, clients: Cl
         ask(client, *trajectory.messages(), user("b"))
         ask(client, user("other"))
         assert contents(trajectory) == [
-            ["a", "You said: a", "b", "You said: b"],
             ["other", "You said: other"],
+            ["a", "You said: a", "b", "You said: b"],
         ]
         assert trajectory.completions[0].token_ids == [*b"You said: a", 261]
         assert trajectory.completions[0].trainable

@@ -38,8 +38,8 @@ def test_nested_rollouts_have_their_own_trajectories(recording: Recording, clien
     assert contents(by_name["inner"]) == [["inner", "You said: inner"]]
     assert contents(by_name["scope"]) == [["scope", "You said: scope"]]
     assert contents(by_name["outer"]) == [
-        ["before", "You said: before"],
         ["after", "You said: after"],
+        ["before", "You said: before"],
     ]
     assert by_name["outer"].parent_id is None
     assert by_name["inner"].parent_id == by_name["scope"].parent_id == by_name["outer"].id
@@ -159,7 +159,7 @@ async def test_threads_keep_the_rollout(recording: Recording, clients: Clients):
             await asyncio.to_thread(timer.join)
         pool.submit(call, "outside").result()
     said = [texts[0] for texts in contents(trajectory)]
-    assert said == ["to_thread", "default executor", "executor", "submit", "timer"]
+    assert said == ["timer", "to_thread", "default executor", "executor", "submit"]
     assert trajectory.warnings == []
 
 

@@ -138,9 +138,9 @@ def test_histories_do_not_depend_on_sessions(sessions: list[dict[str, str]]):
     finally:
         otel_rollout.shutdown()
     assert table(trajectory) == [
+        "user two, 1* You said: two, user four, 3* You said: four, user five, 5* You said: five",
         "user one, 0* You said: one, user three, 2* You said: three",
         "user one, 0 You said: one, user fork, 4* You said: fork",
-        "user two, 1* You said: two, user four, 3* You said: four, user five, 5* You said: five",
     ]
     assert [c.session for c in trajectory.completions] == [
         next((headers[name] for name in HEADERS if name in headers), None) for headers in sessions

@@ -191,5 +191,6 @@ async def test_a_rollout_that_is_given_its_group_when_it_runs(sent: Callable[[],
         await otel_rollout.gather_group([inner(), inner()], group_id="own")
 
     await otel_rollout.gather_trajectory(outer(), group_id="g")
-    found = {groups_of(each) for each in sent()}
-    assert found == {("g", None), ("own", None)}
+    spans = sent()
+    (run,) = {each.text(sc.ROLLOUT_GROUP_RUN) for each in spans} - {None}
+    assert {groups_of(each) for each in spans} == {("g", None), ("own", f"own@{run}")}
