@@ -70,6 +70,13 @@ export const COLUMNS: Column[] = [
     cell: (row) => short(row.turns),
   },
   {
+    field: "prompt_tokens",
+    head: "Prompt",
+    title: "Tokens of the prompts of all calls",
+    number: true,
+    cell: (row) => short(row.prompt_tokens),
+  },
+  {
     field: "sampled_tokens",
     head: "Sampled",
     title: "Tokens that the model sampled",
