@@ -220,8 +220,9 @@ def tokens_of(call: Sequence[Completion]) -> tuple[int | None, int | None]:
     counts = counts_of({**(first.usage or {}), "completion_tokens": 0})
     prompts = {id(one.prompt): one for one in call}.values()
     asked = (counts.input if counts else 0) or _length(one.prompt_token_path for one in prompts)
-    sampled = first.sampled_count or _length(one.token_path for one in call)
-    return asked, 0 if all(one.ids_are_empty for one in call) else sampled
+    counted = first.sampled_count
+    sampled = counted or _length(one.token_path for one in call)
+    return asked, 0 if counted == 0 and sampled is None and first.ids_are_empty else sampled
 
 
 def _length(paths: Iterable[TokenPath | None]) -> int | None:
