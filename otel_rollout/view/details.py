@@ -125,7 +125,7 @@ class Opened:
             "size": size,
             "reasoning": None if message.reasoning is None else message.reasoning[:room],
             "toolCalls": [
-                {"id": call.id, "name": call.name[:room], "arguments": call.text[:room]}
+                {"id": call.id, "name": call.name[:room], "arguments": call.readable[:room]}
                 for call in message.calls[:_MOST_LINES]
             ],
             "toolCallId": message.call_id,
@@ -244,7 +244,7 @@ class Opened:
 
 def searched(message: MessageRow) -> str:
     """All texts of a message."""
-    calls = (f"{call.name} {call.text}" for call in message.calls)
+    calls = (f"{call.name} {call.readable}" for call in message.calls)
     return "\n".join(filter(None, (message.text, message.reasoning, *calls)))
 
 

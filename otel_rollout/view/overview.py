@@ -119,7 +119,7 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     findings = findings_of(trajectory, rows=rows)
     completions = trajectory.completions
     models = [completion.model for completion in completions]
-    prompt_tokens, sampled_tokens = _tokens(trajectory)
+    prompt_tokens, sampled_tokens = tokens_in(trajectory)
     overview = Overview(
         **_head(trajectory),
         question=_question(completions),
@@ -197,7 +197,7 @@ def _seconds(trajectory: Trajectory) -> float | None:
     return (ended - started) / 1e9 if ended is not None and started else None
 
 
-def _tokens(trajectory: Trajectory) -> list[int | None]:
+def tokens_in(trajectory: Trajectory) -> list[int | None]:
     """Tokens of all prompts, and sampled ones; None where those of one call are not known."""
     calls: dict[str, list[Completion]] = {}
     for completion in trajectory.completions:

@@ -7,13 +7,12 @@ distinct finding, of which there is a bound.
 from __future__ import annotations
 
 import argparse
-import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, note, number_of, shortened
+from otel_rollout.terminal import escaped, line_width, note, number_of, shortened
 from otel_rollout.view.curves import Curve
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
@@ -23,8 +22,6 @@ from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.never_ended import note_never_ended
 from otel_rollout.wire import Json, dumps
 
-_WIDTH = 160
-"""Characters of a line where no terminal says how wide it is."""
 _DISTINCT = 10_000
 """Distinct findings that are counted apart; those after them are counted together."""
 _SHOWN = 20
@@ -75,7 +72,7 @@ def _overviews(
 
 
 def _print_table(overviews: Iterable[Overview], totals: Totals, hits: dict[str, list[str]]) -> None:
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    width = line_width()
     table = Table(width)
     for number, overview in enumerate(overviews):
         if not number:
