@@ -66,7 +66,7 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     logged = partial(_line, "├─ log: ", width=width)
     yield from chain(map(logged, before), fold, map(logged, after))
     yield from _finding_lines(trajectory, rows, width)
-    yield _last_line(trajectory, rows, histories.trained)
+    yield _line("└─ ", _last_line(trajectory, rows, histories.trained), width)
 
 
 def _error_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
@@ -117,13 +117,13 @@ def _last_line(
 ) -> str:
     """How many completions train, and with how many tokens."""
     numbers = zip(tokens_in(trajectory), ("prompt", "sampled"), strict=True)
-    counts = (f", {count} {name} tokens" for count, name in numbers if count is not None)
+    counts = (f", {count} {name} tokens" for count, name in numbers if count)
     alone = sum(drop.completion in trained for drop in rows.dropped)
     aside = sum(completion.side_call is not None for completion in trajectory.completions)
     alone_too = f" ({alone} as messages alone)" if alone else ""
     aside_too = f", {number_of(aside, 'side call')}" if aside else ""
     return (
-        f"└─ {len(trained)} of {len(trajectory.completions)} completions train"
+        f"{len(trained)} of {len(trajectory.completions)} completions train"
         f"{alone_too}{aside_too}{''.join(counts)}{_seconds(trajectory)}"
     )
 

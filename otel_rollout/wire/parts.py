@@ -83,7 +83,7 @@ class ToolCall:
 
     @property
     def readable(self) -> str:
-        """`text` with letters in place of escapes such as `\\u00fc`."""
+        """`text` with letters in place of their escapes in JSON."""
         if "\\u" not in self.text:
             return self.text
         found = _escape.sub(_letter, self.text)

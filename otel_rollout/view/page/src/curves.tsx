@@ -8,7 +8,7 @@ import { Chart, type Series } from "./chart";
 import { Filters } from "./filters";
 import { useKeys, useLoaded } from "./hooks";
 import { revision, source } from "./source";
-import { Name, count, many, plain, short, shortId, tokenSum } from "./text";
+import { Name, count, many, plain, short, shortId, tokenSum, tokens } from "./text";
 import type { CurvePoint, CurveView, State } from "./types";
 import { hasClause, toggled } from "./where";
 
@@ -136,7 +136,7 @@ function Points({ curve, address }: { curve: CurveView; address: Address }): JSX
       : [{ name: `pass@${most}`, kind: "at-k", values: points.map((one) => one.pass_at[most] ?? null) }]),
     { name: "failed", kind: "failed", values: points.map((one) => one.failed / Math.max(1, one.count)) },
   ];
-  const tokens: Series[] = [
+  const used: Series[] = [
     {
       name: "prompt",
       kind: "mean",
@@ -164,10 +164,10 @@ function Points({ curve, address }: { curve: CurveView; address: Address }): JSX
       <Chart title="Pass rate and failures" series={rates} low={0} high={1} format={percent} {...common} />
       <Chart
         title="Tokens per trajectory"
-        series={tokens}
+        series={used}
         low={0}
-        high={high(tokens)}
-        format={short}
+        high={high(used)}
+        format={tokens}
         {...common}
       />
       <p class="muted curves-note">{noteOf(curve)}</p>

@@ -22,6 +22,7 @@ import {
   shortId,
   signed,
   tokenSum,
+  tokens,
 } from "./text";
 import type { Detail, Group, Node, Overview, State } from "./types";
 
@@ -50,7 +51,7 @@ function Members({ group }: { group: Group }): JSX.Element {
   const scored = group.members.filter((one) => one.reward !== null).map((one) => one.reward as number);
   const mean = scored.length ? scored.reduce((sum, one) => sum + one, 0) / scored.length : null;
   const failed = group.members.filter((one) => one.status === "error" || one.status === "cancelled").length;
-  const tokens = (name: "prompt_tokens" | "sampled_tokens") => {
+  const sumOf = (name: "prompt_tokens" | "sampled_tokens") => {
     const known = group.members.map((one) => one[name]).filter((one) => one !== null);
     return tokenSum(
       known.length ? known.reduce((sum, one) => sum + one, 0) : null,
@@ -77,8 +78,8 @@ function Members({ group }: { group: Group }): JSX.Element {
         <span class="muted">
           {many(group.members.length, "sample")} · {scored.length} scored ·{" "}
           {failed > 0 && <span class="bad">{failed} failed · </span>}
-          mean reward {short(mean)} · tokens: prompt {tokens("prompt_tokens")}, sampled{" "}
-          {tokens("sampled_tokens")}
+          mean reward {short(mean)} · tokens: prompt {sumOf("prompt_tokens")}, sampled{" "}
+          {sumOf("sampled_tokens")}
         </span>
         <FirstDifference group={group} />
         <span class="spread" />
@@ -196,8 +197,9 @@ function Head({
         <rect class="zero" x="49.7" width="0.6" height="4" />
       </svg>
       <p>
-        <Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.prompt_tokens)} +{" "}
-        {short(one.sampled_tokens)} tok · {seconds(one.seconds)}
+        <Status value={one.status} /> · {many(one.turns, "turn")} · {seconds(one.seconds)}
+        <br />
+        tokens: prompt {tokens(one.prompt_tokens)}, sampled {tokens(one.sampled_tokens)}
       </p>
       <p class={one.error === null ? "column-end muted" : "column-end bad"} title={plain(ending(one))}>
         <Prose text={beginning(ending(one), 160)} />
