@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from otel_rollout.terminal import escaped, number_of, shortened
 from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
+from otel_rollout.view.curves import short_id
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import message_row, name_of_tool
 from otel_rollout.view.overview import tokens_in
-from otel_rollout.view.sums import short_id
 from otel_rollout.wire import Json, shown_message
 
 T = TypeVar("T")

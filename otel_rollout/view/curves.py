@@ -1,7 +1,9 @@
-"""Rates by policy version, by task or by another field: what passed, what failed, pass@k, tokens.
+"""Sums and rates of trajectories, which are not kept: the page's, notebooks' and those of `list`.
 
-The page, the verb `list` and notebooks get their numbers here. A trajectory of several policy
-versions counts at each.
+By policy version, by task or by another field: what passed, what failed, pass@k, tokens. A failure
+(`FAILED`) has not passed, whether or not it has a reward; with `scored_only` rates are of what has
+a reward. What did not fail and has no reward is in no rate. A trajectory of several policy versions
+counts at each.
 """
 
 from __future__ import annotations
@@ -9,16 +11,223 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import number_of, without_ids
 from otel_rollout.view.fields import Field
-from otel_rollout.view.overview import PASS_THRESHOLD
+from otel_rollout.view.overview import PASS_THRESHOLD, Overview
 from otel_rollout.view.page_types import CurveView
-from otel_rollout.view.sums import Sample, Scores, ScoresByValue
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, finite
+
+FAILED = ("error", "cancelled")
+"""Statuses of trajectories that failed."""
+
+
+class SampleRow(NamedTuple):
+    """The part of an `Overview` that is used here, from a table of them."""
+
+    reward: float | None
+    status: str = "complete"
+    task_id: str | None = None
+    group_id: str | None = None
+    versions: tuple[str | int, ...] = ()
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
+
+
+Sample: TypeAlias = Overview | SampleRow
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Probability that one of k samples passes, estimated from more: unbiased (Chen et al. 2021).
+
+    1 - C(samples - passed, k) / C(samples, k), for 1 <= k <= samples.
+    """
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+@dataclass(slots=True)
+class TokenSum:
+    """A sum of token counts, and of how many trajectories it is: the others are not known."""
+
+    total: int = 0
+    known: int = 0
+
+    def add(self, count: int | None) -> None:
+        """Count a trajectory."""
+        if count is not None:
+            self.total += count
+            self.known += 1
+
+    def text(self, count: int) -> str:
+        """The sum for people; of so many trajectories, which is said where some are not known."""
+        of = f" (of {self.known} of {number_of(count, 'trajectory')})" * (self.known < count)
+        return f"{self.total}{of}" if self.known else "-"
+
+
+@dataclass(slots=True)
+class Scores:
+    """Trajectories, their rewards, failures and tokens, and how many of them pass."""
+
+    threshold: float = PASS_THRESHOLD
+    scored_only: bool = False
+    """True if what has no reward is in no rate, failures too; False: a failure has not passed."""
+    count: int = 0
+    """Trajectories."""
+    scored: int = 0
+    """Those of them that have a reward."""
+    failed: int = 0
+    """Those of them that failed."""
+    rated: int = 0
+    """Those of them that rates are of."""
+    passed: int = 0
+    """Those of these that have a reward from `threshold` on, and did not fail."""
+    mean: float = 0.0
+    """Mean reward of those that have one."""
+    tasks: dict[str, list[int]] = field(default_factory=dict)
+    """`rated` and `passed` of each task: of its id, else of its group."""
+    prompt: TokenSum = field(default_factory=TokenSum)
+    sampled: TokenSum = field(default_factory=TokenSum)
+
+    def add(self, sample: Sample) -> None:
+        """Count a trajectory."""
+        reward, failed = sample.reward, sample.status in FAILED
+        self.count += 1
+        self.failed += failed
+        self.prompt.add(sample.prompt_tokens)
+        self.sampled.add(sample.sampled_tokens)
+        if reward is not None:
+            self.scored += 1
+            self.mean += (reward - self.mean) / self.scored
+        if reward is None and (self.scored_only or not failed):
+            return
+        counts = failed and not self.scored_only
+        passes = not counts and reward is not None and reward >= self.threshold
+        self.rated += 1
+        self.passed += passes
+        task = sample.group_id if sample.task_id is None else sample.task_id
+        if task is not None:
+            both = self.tasks.setdefault(task, [0, 0])
+            both[0] += 1
+            both[1] += passes
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Share of `rated` that passes. None: none is rated."""
+        return self.passed / self.rated if self.rated else None
+
+    def pass_at(self, k: int) -> tuple[float | None, int]:
+        """Mean pass@k of the tasks with at least k rated samples, and their number."""
+        found = [pass_at_k(n, passed, k) for n, passed in self.tasks.values() if n >= k]
+        return (math.fsum(found) / len(found) if found else None), len(found)
+
+    def to_dict(self) -> dict[str, Json]:
+        """The numbers as JSON; None where nothing is known."""
+        return {
+            "count": self.count,
+            "scored": self.scored,
+            "failed": self.failed,
+            "mean": finite(self.mean) if self.scored else None,
+            **token_numbers(prompt_tokens=self.prompt, sampled_tokens=self.sampled),
+        }
+
+
+def token_numbers(**sums: TokenSum) -> Any:
+    """Each sum, and after it the number of trajectories that it is of (`..._known`)."""
+    found = dict[str, Json]()
+    for name, tokens in sums.items():
+        found |= {name: tokens.total if tokens.known else None, f"{name}_known": tokens.known}
+    return found
+
+
+_DISTINCT = 1_000
+"""Messages of one type of error that are counted apart."""
+
+
+@dataclass(slots=True)
+class Endings:
+    """How trajectories ended: their rewards, statuses, termination reasons and errors."""
+
+    scores: Scores = field(default_factory=Scores)
+    statuses: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Termination reasons of those that have one."""
+    _errors: dict[str, Counter[str]] = field(default_factory=dict)
+    """Messages without ids, by the type of the error."""
+
+    def add(self, sample: Sample, reason: str | None) -> None:
+        """Count a trajectory, and why it ended."""
+        self.scores.add(sample)
+        self.statuses[sample.status] += 1
+        if reason is not None:
+            self.reasons[reason] += 1
+
+    def add_error(self, type_: str | None, message: str | None) -> None:
+        """Count the error of a trajectory, if it has one."""
+        if type_ is None and message is None:
+            return
+        texts = self._errors.setdefault(type_ or "error", Counter())
+        text = without_ids(message or "")
+        texts[text if text in texts or len(texts) < _DISTINCT else "others"] += 1
+
+    def errors(self) -> list[tuple[str, str, int]]:
+        """Type of each error, its most frequent message and how many trajectories have the type."""
+        found = [
+            (name, *texts.most_common(1)[0][:1], texts.total())
+            for name, texts in self._errors.items()
+        ]
+        return sorted(found, key=lambda each: (-each[2], each[0]))
+
+
+@dataclass(slots=True)
+class ScoresByValue:
+    """The scores of the trajectories that have the same value of a field."""
+
+    new: Callable[[], Scores] = Scores
+    """Makes the scores of a value that is new."""
+    _of: dict[str, tuple[Json, Scores]] = field(default_factory=dict)
+    """Value and scores, by the value as a text, in the order of the first trajectory of each."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[tuple[Json, Scores]]:
+        return iter(self._of.values())
+
+    def of(self, value: Json) -> Scores:
+        """The scores of a value, to add to."""
+        name = label(value)
+        if name not in self._of:
+            self._of[name] = value, self.new()
+        return self._of[name][1]
+
+    def most_common(self) -> list[tuple[Json, Scores]]:
+        """Each value with its scores, the most frequent first."""
+        return sorted(self, key=lambda each: (-each[1].count, label(each[0])))
+
+    def to_list(self, start: int = 0, end: int | None = None) -> list[Json]:
+        """The most frequent ones as JSON."""
+        return [{"value": value, **s.to_dict()} for value, s in self.most_common()[start:end]]
+
+
+def short_id(id_: str | None) -> str | None:
+    """An id as people read it: of one that was made at random its first eight digits."""
+    return id_[:8] if id_ is not None and _RANDOM.fullmatch(id_) else id_
+
+
+_RANDOM = re.compile("[0-9a-f]{32}")
+
+
+def label(value: Json) -> str:
+    """A value in a table."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
 
 VERSION = "policy_version"
 """The name that trajectories are grouped by, beside their fields."""

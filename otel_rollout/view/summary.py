@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from otel_rollout.view.curves import By, Curve
+from otel_rollout.view.curves import By, Curve, Endings, SampleRow, ScoresByValue, token_numbers
 from otel_rollout.view.page_types import (
     Bin,
     Count,
@@ -19,7 +19,6 @@ from otel_rollout.view.page_types import (
     Summary,
     VersionCount,
 )
-from otel_rollout.view.sums import Endings, SampleRow, ScoresByValue, token_numbers
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.wire import Json, dumps, loads
 

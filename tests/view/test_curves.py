@@ -15,9 +15,8 @@ from otel_rollout import Trajectory
 from otel_rollout.command.cli import main
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.answers import CURVES, Answers
-from otel_rollout.view.curves import By, Curve
+from otel_rollout.view.curves import FAILED, By, Curve, SampleRow, Scores, pass_at_k
 from otel_rollout.view.html import InMemory
-from otel_rollout.view.sums import FAILED, SampleRow, Scores, pass_at_k
 from tests.view.made import ask, scored, write
 
 Output = pytest.CaptureFixture[str]

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from otel_rollout.command.cli import main
 from otel_rollout.view import Overview, Where
+from otel_rollout.view.curves import SampleRow, Scores
 from otel_rollout.view.overview import HEAD
-from otel_rollout.view.sums import SampleRow, Scores
 from otel_rollout.view.verbs.listing import Table
 from tests.kit.conversations import user
 from tests.kit.recording import Recording

@@ -13,11 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, line_width, note, number_of, shortened
-from otel_rollout.view.curves import Curve
+from otel_rollout.view.curves import (
+    Curve,
+    Endings,
+    Scores,
+    TokenSum,
+    label,
+    short_id,
+    token_numbers,
+)
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
-from otel_rollout.view.sums import Endings, Scores, TokenSum, label, short_id, token_numbers
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.never_ended import note_never_ended
 from otel_rollout.wire import Json, dumps
