@@ -117,16 +117,16 @@ class Variant:
 
 
 async def one_rollout(
-    client: openai.AsyncOpenAI, turns: int, *, stream: bool, pause: float = 0
+    client: openai.AsyncOpenAI, turns: int, *, stream: bool, pause: float = 0, model: str = "m"
 ) -> None:
     """A conversation that grows by a reply and a message of the user with each turn.
 
-    pause: seconds after each turn.
+    pause: seconds after each turn. model: see `server.py`.
     """
     messages: list[Any] = [{"role": "user", "content": TEXT}]
     for _ in range(turns):
         reply: Any = await client.chat.completions.create(
-            model="m", messages=messages, stream=stream
+            model=model, messages=messages, stream=stream
         )
         if stream:
             text = ""

@@ -1,8 +1,9 @@
 """The model server of the benchmarks, in its own process; its replies have realistic sizes.
 
 512 sampled tokens with ids and log-probabilities, the prompt's ids (one per 4 characters), 5-digit
-ids; streamed, 51 events of 10 tokens each; fewer or more where a request has `max_tokens`. Prints
-its base URL; ends when its input does.
+ids; streamed, 51 events of 10 tokens each; fewer or more where a request has `max_tokens`. The
+model "drifts" reads a reply with two tokens in its middle as one. Prints its base URL; ends when
+its input does.
 """
 
 import json
@@ -22,18 +23,22 @@ USAGE = {"prompt_tokens": 0, "completion_tokens": TOKENS, "total_tokens": TOKENS
 _number = iter(range(10**9))
 
 
-def _prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
+def _prompt_ids(messages: list[dict[str, Any]], *, drifts: bool) -> list[int]:
     ids: list[int] = []
+    middle = TOKENS // 2
+    replayed = [*IDS[:middle], 150_000, *IDS[middle + 2 :]] if drifts else IDS
     for message in messages:
         size = len(message["content"]) // 4
-        ids += IDS if message["role"] == "assistant" else [200 + len(ids) % 7, *IDS[:size]]
+        ids += replayed if message["role"] == "assistant" else [200 + len(ids) % 7, *IDS[:size]]
     return ids
 
 
 def reply(request: dict[str, Any]) -> Raw:
     """A reply of realistic size."""
     head = {"id": f"chatcmpl-{next(_number)}", "created": 1_700_000_000, "model": "m"}
-    prompt = {"prompt_token_ids": _prompt_ids(request["messages"])}
+    prompt = {
+        "prompt_token_ids": _prompt_ids(request["messages"], drifts=request["model"] == "drifts")
+    }
     count = request.get("max_tokens", TOKENS)
     times = -(-count // TOKENS)
     ids, logprobs = (IDS * times)[:count], (LOGPROBS * times)[:count]

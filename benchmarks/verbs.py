@@ -3,8 +3,9 @@
     python benchmarks/verbs.py [--size 100] [--verbs list check ...] [--repeat 3] [--folder FOLDER]
 
 The file has trajectories of 10 calls in groups of 8 whose members are far apart; a reply is one of
-`server.py`, 50 KB with 512 sampled ids and log-probabilities, and the prompt's ids. One rollout is
-recorded; the others are that one under other ids. Its spans are in a file of their own, those of
+`server.py`, 50 KB with 512 sampled ids and log-probabilities, and the prompt's ids. Two rollouts
+are recorded, and the ids of each call of one of them drift; the others are these two in turn under
+other ids. Their spans are in a file of their own, those of
 16 rollouts mixed. The figures are those of each verb as a process of its own, its start included:
 seconds of CPU, the least of so many runs; the same as a multiple of what `json.loads` takes for
 the lines of the trajectories, in such a process too; peak memory. Byte code is cached, as where the
@@ -65,9 +66,9 @@ BARE = "json.loads"
 PROGRAMS = {BARE: [PARSED, "TRAJECTORIES"], **VERBS}
 
 
-def recorded(folder: Path) -> tuple[Trajectory, dict[str, list[str]]]:
+def recorded(folder: Path, model: str) -> tuple[Trajectory, dict[str, list[str]]]:
     """One rollout, and the lines of its trajectory and of its spans, by the names of files."""
-    files = {name: folder / name for name in ("TRAJECTORIES", "SPANS")}
+    files = {name: folder / f"{name}-{model}" for name in ("TRAJECTORIES", "SPANS")}
     memory = InMemoryTrajectoryExporter()
     otel_rollout.configure(
         exporters=[memory, JsonlTrajectoryExporter(files["TRAJECTORIES"])],
@@ -79,13 +80,14 @@ def recorded(folder: Path) -> tuple[Trajectory, dict[str, list[str]]]:
         with server() as url:
             async with openai.AsyncOpenAI(base_url=url, api_key="none-needed") as client:
                 with rollout("agent", group_id="group-000000") as trajectory:
-                    await one_rollout(client, TURNS, stream=False)
+                    await one_rollout(client, TURNS, stream=False, model=model)
                     trajectory.reward = 1.0
 
     asyncio.run(play())
     assert otel_rollout.shutdown()
     (trajectory,) = memory.get_finished_trajectories()
     assert all(len(each.logprobs or ()) == 512 for each in trajectory.completions)
+    assert len(trajectory.drift().forks) == (TURNS - 1 if model == "drifts" else 0)
     lines = {name: file.read_text().splitlines() for name, file in files.items()}
     lines["SPANS"] = [json.dumps(span) for line in lines["SPANS"] for span in each_span(line)]
     assert len(lines["SPANS"]) == TURNS + 2  # the rollout started, and ended
@@ -101,12 +103,13 @@ def each_span(line: str) -> Iterator[object]:
             yield {"resourceSpans": [alone]}
 
 
-def repeated(lines: list[str], trajectory: Trajectory, count: int) -> Iterator[str]:
-    """The lines again and again, each time under other ids."""
+def repeated(each: list[tuple[Trajectory, list[str]]], count: int) -> Iterator[str]:
+    """The lines of rollouts in turn again and again, each time under other ids."""
     groups, mixing = -(-count // GROUP), random.Random(1)
     for first in range(0, count, MIXED):
         mixed = []
         for number in range(first, min(first + MIXED, count)):
+            trajectory, lines = each[number % len(each)]
             for line in lines:
                 text = line.replace(trajectory.id, f"{number:032x}")
                 text = text.replace(trajectory.trace_id, f"{number + 1:032x}")
@@ -141,16 +144,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
-        trajectory, lines = recorded(folder)
-        for name in lines:
+        made_of = [recorded(folder, model) for model in ("m", "drifts")]
+        names = list(made_of[0][1])
+        for name in names:
+            each = [(trajectory, lines[name]) for trajectory, lines in made_of]
             with (folder / name).open("w") as file:
-                file.writelines(repeated(lines[name], trajectory, int(options.size / MEGABYTES)))
+                file.writelines(repeated(each, int(options.size / MEGABYTES)))
             print(f"{name.lower():<20}{(folder / name).stat().st_size / 1e6:>7.0f} MB")
         best: dict[str, tuple[float, float]] = {}
         for repetition in range(options.repeat + 1):  # the first fills the cache of byte code
             for verb in (BARE, *options.verbs):
                 output = folder / "OUTPUT"
-                files = {name: str(folder / name) for name in (*lines, output.name)}
+                files = {name: str(folder / name) for name in (*names, output.name)}
                 found = measure([files.get(word, word) for word in PROGRAMS[verb]], made)
                 assert "OUTPUT" not in PROGRAMS[verb] or output.stat().st_size
                 output.unlink(missing_ok=True)

@@ -175,15 +175,9 @@ ROLLOUT_CALL_COUNT: Final = "rollout.call_count"
 """Number of calls of models to generate, those of rollouts inside it included."""
 ROLLOUT_USAGE_COUNT: Final = "rollout.usage_count"
 """Number of these calls whose replies count their tokens: the sums are of them."""
-ROLLOUT_CACHED_COUNT: Final = "rollout.cached_count"
-"""Number of tokens of these calls' prompts that the servers read from a cache."""
-ROLLOUT_TOOL_COUNT: Final = "rollout.tool_count"
-"""Number of tools that were drawn, in rollouts inside it too; not set where none was."""
-ROLLOUT_TOOL_ERROR_COUNT: Final = "rollout.tool_error_count"
-"""Number of these tools that failed."""
 FOR_PEOPLE: Final = (
-    *(ROLLOUT_CALL_COUNT, ROLLOUT_USAGE_COUNT, ROLLOUT_CACHED_COUNT),
-    *(ROLLOUT_TOOL_COUNT, ROLLOUT_TOOL_ERROR_COUNT),
+    ROLLOUT_CALL_COUNT,
+    ROLLOUT_USAGE_COUNT,
     f"{ROLLOUT_REWARDS}.",
 )
 """Beginnings of the names of which nothing is read back."""

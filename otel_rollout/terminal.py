@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -20,6 +21,11 @@ def escaped(text: str) -> str:
     Control characters but tab and line feed, marks of direction, invisible ones, lone surrogates.
     """
     return _unsafe.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def line_width() -> int:
+    """Characters of a line of results: of the terminal, of `COLUMNS`, else 160."""
+    return shutil.get_terminal_size((160, 24)).columns
 
 
 def note(text: str) -> None:

@@ -36,6 +36,8 @@ def pictures(served: Served) -> dict[str, str]:
     return {
         "view-list": "",
         "view-group": "group=trip-2",
+        "view-curves": "curve=policy_version",
+        "view-search": "search=queryset+cache",
         "view-quickstart": f"trajectory={agent}",
         "view-messages": f"trajectory={hard}&history=0",
         "view-tokens": f"trajectory={hard}&view=tokens&row=0",
@@ -53,7 +55,7 @@ def take(browser: Browser, served: Served, name: str, address: str) -> None:
     )
     tab = context.new_page()
     tab.goto(f"{served.url}#{address}")
-    tab.locator(".table-foot, .view > *, .column-cell").first.wait_for(timeout=60_000)
+    tab.locator(".table-foot, .view > *, .column-cell, .points").first.wait_for(timeout=60_000)
     tab.wait_for_load_state("networkidle")
     if name.endswith("dark"):
         tab.keyboard.press("n")

@@ -21,6 +21,11 @@ _INFER = flag(
 )
 _READ = (argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"), _INFER)
 _ONLY = option("--where", "EXPR", "only those of which this is true")
+_SEARCH = option(
+    "--search",
+    "TEXT",
+    'only those whose messages, errors, logs or ids have these words, or this "phrase"',
+)
 _SORT = option(
     "--sort",
     "FIELD",
@@ -76,11 +81,12 @@ REBUILD = (
 )
 LIST = (
     *_CHOICE,
+    _SEARCH,
     option(
         "--group-by",
         "FIELD",
-        "count, reward, pass rate and pass@k for each policy_version, minute, hour, day (UTC) or "
-        "value of a field, such as task_id",
+        "failures, reward, pass rate, pass@k and tokens for each policy_version, or value of a "
+        "field, such as task_id",
     ),
     option(
         "--pass-threshold",
@@ -88,6 +94,10 @@ LIST = (
         "a reward from this one on is a pass; default: %(default)s",
         type=number,
         default=0.5,
+    ),
+    flag(
+        "--scored-only",
+        "rates of the trajectories with a reward alone; without it a failure has not passed",
     ),
     _JOBS,
     _JSON,
@@ -114,6 +124,7 @@ CHECK = (
 )
 SHOW = (
     *_CHOICE,
+    _SEARCH,
     option("--id", "ID", "only those whose id or trace id begins with this"),
     flag("--full", "do not cut texts"),
 )

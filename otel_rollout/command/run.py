@@ -20,7 +20,7 @@ from otel_rollout.command.recording import gateway_options, note_places, recordi
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import Gateway, serve
 from otel_rollout.record import current_rollout, rollout
-from otel_rollout.terminal import note
+from otel_rollout.terminal import line_width, note
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import trajectory_lines
 from otel_rollout.wire import Json, dumps
@@ -111,7 +111,7 @@ class _Samples:
     def _keep(self, trajectory: Trajectory) -> None:
         if self.out is not None:
             self.out.export([trajectory])
-        width = shutil.get_terminal_size((80, 24)).columns
+        width = line_width()
         note("\n".join(trajectory_lines(trajectory, width=width)))
 
     async def _rollout(self, index: int) -> tuple[Trajectory, Ended]:

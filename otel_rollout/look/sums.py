@@ -1,8 +1,8 @@
 """A rollout in short, for people who open its span: its task, its answer, what it used.
 
 Backends show these attributes in their lists and search by them. Nothing is rebuilt from them, and
-losing them loses nothing. They cost little: a request is read for its first message and whenever
-its parameters change, a reply only for its count of tokens, and the last reply once, at the end.
+losing them loses nothing. They cost little: the first request is read for its task, a reply only
+for its count of tokens, and the last reply once, at the end.
 """
 
 from __future__ import annotations
@@ -41,12 +41,8 @@ from otel_rollout.wire import (
 
 SHOWN = 4000
 """Bytes of text that each of the attributes with messages shows."""
-_MODELS = 8
-"""Models that are named."""
 _SYSTEM_ROLES = ("system", "developer")
 """Roles of messages that are instructions."""
-_LEAST = 200
-"""Bytes of which nothing is shown of a message that would be cut to fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,7 @@ class _Task:
 
     at_ns: int
     messages: list[Json]
-    """As the conventions have messages."""
-    system: str
-    """The instructions; empty without any."""
+    """The last one, as the conventions have messages; empty without any."""
 
 
 class Summary:
@@ -68,20 +62,13 @@ class Summary:
         """Calls of models that were asked to generate."""
         self.tools = 0
         """Tools that have a span."""
-        self.tool_errors = 0
-        """Tools of these that failed."""
         self.inside = [0, 0]
         """Of the calls and of the tools those of rollouts inside it."""
         self.lock = threading.Lock()
-        self._models: dict[str, None] = {}
-        self._asked_as: tuple[str, object] | None = None
-        """Path and parameters of the last request."""
         self._counted = 0
         """Calls whose tokens are in the sums."""
-        self._tokens = [0, 0, 0]
-        """Tokens of prompts and replies, and those that were read from a cache."""
-        self._cached = False
-        """True if a server reported tokens of its cache."""
+        self._tokens = [0, 0]
+        """Tokens of prompts and replies."""
         self._task: _Task | None = None
         self._own_task = False
         """True if `_task` is of a call of its own, not of a rollout inside it."""
@@ -92,15 +79,8 @@ class Summary:
 
     # --- calls
 
-    def asked(self, api: ModelApi, path: str, body: bytes, written: Mapping[str, Any]) -> None:
-        """A request was sent. body: as it may be recorded. written: its attributes."""
-        params = written.get(sc.REQUEST_PARAMS)
-        if self._asked_as != (path, params):
-            self._asked_as = path, params
-            named: Json = loads(params) if isinstance(params, str) else {}
-            model = api.request_model(path.partition("?")[0], named)
-            if model is not None and len(self._models) < _MODELS:
-                self._models[model] = None
+    def asked(self, api: ModelApi, body: bytes) -> None:
+        """A request was sent. body: as it may be recorded."""
         if not self._own_task and process_state.content.exported:
             self._own_task = True
             self._task = _task_of(api, loads(body))
@@ -110,10 +90,8 @@ class Summary:
         with self.lock:
             if counts is not None:
                 self._counted += 1
-                self._cached = self._cached or counts.cached is not None
                 self._tokens[0] += counts.input
                 self._tokens[1] += counts.output
-                self._tokens[2] += counts.cached or 0
         if process_state.content.exported:
             self._last = body, path, events
 
@@ -124,11 +102,10 @@ class Summary:
         if last and _role(last[-1]) == "assistant":
             self._answer_inside = time.time_ns(), shown_message(last[-1], reasoning=False)
 
-    def tool_ended(self, *, failed: bool) -> None:
+    def tool_ended(self) -> None:
         """A tool that has a span has ended."""
         with self.lock:
             self.tools += 1
-            self.tool_errors += failed
 
     def include(self, inner: Summary, answer: str | None) -> None:
         """Take in a rollout inside it that has ended. answer: its last reply, or its output."""
@@ -136,12 +113,8 @@ class Summary:
             self.inside = [self.inside[0] + inner.calls, self.inside[1] + inner.tools]
             self.calls += inner.calls
             self.tools += inner.tools
-            self.tool_errors += inner.tool_errors
             self._counted += inner._counted
             self._tokens = [sum(pair) for pair in zip(self._tokens, inner._tokens, strict=True)]
-            self._cached = self._cached or inner._cached
-            for model in list(inner._models)[: _MODELS - len(self._models)]:
-                self._models[model] = None
             task = inner._task
             if not self._own_task and task is not None:
                 earlier = self._task is None or task.at_ns < self._task.at_ns
@@ -170,8 +143,6 @@ class Summary:
         """The attributes that show it. None: not known."""
         task, counted = self._task, self._counted > 0
         return {
-            sc.GEN_AI_REQUEST_MODEL: ", ".join(self._models) or None,
-            sc.GEN_AI_SYSTEM_INSTRUCTIONS: _system(task.system) if task else None,
             sc.GEN_AI_INPUT_MESSAGES: dumps(task.messages) if task and task.messages else None,
             sc.GEN_AI_OUTPUT_MESSAGES: None if answer is None else dumps([_message(answer)]),
             sc.INPUT_VALUE: _last_text(task.messages) if task else None,
@@ -180,9 +151,6 @@ class Summary:
             sc.GEN_AI_USAGE_OUTPUT_TOKENS: self._tokens[1] if counted else None,
             sc.ROLLOUT_CALL_COUNT: self.calls,
             sc.ROLLOUT_USAGE_COUNT: self._counted if counted else None,
-            sc.ROLLOUT_CACHED_COUNT: self._tokens[2] if self._cached else None,
-            sc.ROLLOUT_TOOL_COUNT: self.tools or None,
-            sc.ROLLOUT_TOOL_ERROR_COUNT: self.tool_errors if self.tools else None,
         }
 
 
@@ -201,7 +169,7 @@ class Sums(Observer):
     def requested(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is not None and call.api is not None:
-            summary.asked(call.api, call.path, body, written)
+            summary.asked(call.api, body)
 
     def replied(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
@@ -225,7 +193,7 @@ class Sums(Observer):
     def tool_ended(self, rollout: ActiveRollout, *, failed: bool) -> None:
         summary: Summary | None = rollout.observed.get(self)
         if summary is not None:
-            summary.tool_ended(failed=failed)
+            summary.tool_ended()
 
     def rollout_ends(self, rollout: ActiveRollout, attributes: dict[str, Any]) -> None:
         summary: Summary | None = rollout.observed.get(self)
@@ -267,21 +235,20 @@ def _is_empty(output: Json) -> bool:
 
 
 def _task_of(api: ModelApi, params: Json) -> _Task | None:
-    """What a request asks: its conversation, its instructions apart."""
+    """The task that a request has."""
     if not isinstance(params, dict):
         return None
     messages = params.get(api.conversation)
     if not isinstance(messages, list):
         messages = path_messages(api.asked(params, None))
-    return _task(messages, api.instructions_of(params))
+    return _task(messages)
 
 
-def _task(messages: Iterable[Json], instructions: Iterable[Json] = ()) -> _Task:
-    """The task of a conversation, whose own instructions follow those of the request."""
-    system, asked = list(instructions), list[Json]()
-    for message in messages:
-        (system if _role(message) in _SYSTEM_ROLES else asked).append(message)
-    return _Task(time.time_ns(), _shown(asked), "\n".join(map(shown_message, system)))
+def _task(messages: Iterable[Json]) -> _Task:
+    """The task of a conversation: its last message that is no instruction."""
+    asked = [each for each in messages if _role(each) not in _SYSTEM_ROLES][-1:]
+    shown = [_message(shown_message(each, reasoning=False), _role(each)) for each in asked]
+    return _Task(time.time_ns(), shown)
 
 
 def _role(message: Json) -> str:
@@ -291,22 +258,6 @@ def _role(message: Json) -> str:
     return "assistant" if role == "model" else role
 
 
-def _shown(messages: list[Json]) -> list[Json]:
-    """The last messages, as many as there is room for: the task is at the end."""
-    shown: list[Json] = []
-    room = SHOWN
-    for message in reversed(messages):
-        if shown and room < _LEAST:
-            break
-        text = _cut(shown_message(message, reasoning=False), room)
-        room -= len(text.encode("utf-8", "replace"))
-        shown.append(_message(text, _role(message)))
-    if (left := len(messages) - len(shown)) > 0:
-        shown.append(_message(f"({left} messages before are not shown)", "user"))
-    shown.reverse()
-    return shown
-
-
 def _message(text: str, role: str = "assistant") -> dict[str, Json]:
     """A message as the conventions have it."""
     return {"role": role, "parts": [{"type": "text", "content": _cut(text)}]}
@@ -314,10 +265,6 @@ def _message(text: str, role: str = "assistant") -> dict[str, Json]:
 
 def _last_text(messages: list[Json]) -> str | None:
     return str(messages[-1]["parts"][0]["content"]) if messages else None
-
-
-def _system(text: str) -> str | None:
-    return dumps([{"type": "text", "content": _cut(text)}]) if text else None
 
 
 def _cut(text: str, size: int = SHOWN) -> str:

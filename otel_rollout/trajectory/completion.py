@@ -157,15 +157,17 @@ class Completion:
     def truncated(self) -> bool:
         """True if the model did not end it: a length limit did, a filter, an abort, an error.
 
-        The server reports so, gives no reason or an unknown one, or sent as many tokens as the
-        limit.
+        The server reports so, gives no reason or an unknown one, or names only calls of tools and
+        sent as many tokens as the limit.
         """
         api, whole = self.api, self._whole
         if api.is_truncated(self.choice, whole) or api.is_stopped(self.choice, whole):
             return True
         if self.exchange.source == EXACT_SOURCE and self.finish_reason is None:
             return True  # another instrumentation may only not have kept it
-        limit = length_limit(self.sampling)
+        reason = (self.finish_reason or "tool").lower()
+        hides = "tool" in reason or "function" in reason  # servers write it in place of the limit
+        limit = length_limit(self.sampling) if hides else None
         ids = self._sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
 

@@ -28,8 +28,8 @@ _KEPT = 4
 """Trajectories that are kept for the next question about them."""
 _MOST_CHILDREN = 200
 _MOST_ERRORS = 100
-CURVES = ("policy_version", "time", "task_id")
-"""What the page shows rewards by."""
+CURVES = ("policy_version", "task_id")
+"""Names that the page shows rates by."""
 Query = Mapping[str, str]
 
 
@@ -61,7 +61,7 @@ class Answers:
     jaeger: address of a Jaeger that has their traces.
     vocabulary: gives the texts of tokens that did not come with the trajectories.
     where: an expression that holds for all that is listed.
-    pass_threshold: the least reward of a pass, where a question has none.
+    pass_threshold, scored_only: see `overviews`; where a question has none.
     """
 
     def __init__(
@@ -72,12 +72,14 @@ class Answers:
         vocabulary: Vocabulary | None = None,
         where: str = "",
         pass_threshold: float = PASS_THRESHOLD,
+        scored_only: bool = False,
     ) -> None:
         self._all = trajectories
         self._jaeger = None if jaeger is None else jaeger.rstrip("/")
         self._vocabulary = vocabulary
         self._only = where.strip()
         self._threshold = pass_threshold
+        self._scored_only = scored_only
         Filter.of(self._only)
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[object, Opened, Tokens]] = OrderedDict()
@@ -132,7 +134,7 @@ class Answers:
         return summary_of(self._all.table(), self._filter(query))
 
     def curve(self, query: Query) -> Json:
-        """The rewards of the list by policy version, time or task, and what passes."""
+        """Rates, failures and tokens of the list by policy version or task."""
         by, text = query.get("by", CURVES[0]), query.get("pass", "")
         if by not in CURVES:
             raise ConfigurationError(f"by: expected one of {', '.join(CURVES)}, got {by[:100]!r}")
@@ -142,7 +144,9 @@ class Answers:
             raise ConfigurationError(
                 f"pass: expected a finite number, the least reward of a pass, got {text[:100]!r}"
             ) from None
-        return curve_of(self._all.table(), self._filter(query), by, threshold)
+        only = query["scored"] == "only" if "scored" in query else self._scored_only
+        which = self._filter(query)
+        return curve_of(self._all.table(), which, by, threshold, scored_only=only)
 
     def groups(self, query: Query) -> Json:
         """A page of the groups in the list."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,9 +11,10 @@ from typing import TypeVar
 
 from otel_rollout.terminal import escaped, number_of, shortened
 from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
+from otel_rollout.view.curves import short_id
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import message_row, name_of_tool
-from otel_rollout.view.sums import short_id
+from otel_rollout.view.overview import tokens_in
 from otel_rollout.wire import Json, shown_message
 
 T = TypeVar("T")
@@ -64,7 +66,7 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     logged = partial(_line, "├─ log: ", width=width)
     yield from chain(map(logged, before), fold, map(logged, after))
     yield from _finding_lines(trajectory, rows, width)
-    yield _last_line(trajectory, rows, histories.trained)
+    yield _line("└─ ", _last_line(trajectory, rows, histories.trained), width)
 
 
 def _error_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
@@ -86,31 +88,43 @@ def _failed_call_lines(trajectory: Trajectory, width: int | None) -> Iterator[st
         if not completion.items:
             error = completion.error or {}
             text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
-            yield _line(f"├─ call {completion.id}  ", text, width)
+            yield _line(f"├─ call {_short(completion.id, width)}  ", text, width)
 
 
 def _reward_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
-    for reward in list(trajectory.all_rewards.values()):
-        about = f" of {reward.completion_id}" if reward.completion_id else ""
+    rewards = list(trajectory.all_rewards.values())
+    for reward in rewards:
+        about = f" of {_short(reward.completion_id, width)}" if reward.completion_id else ""
         why = f"  ({reward.explanation})" if reward.explanation else ""
+        weight = "" if reward.weight is None or reward.name is None else f" x {reward.weight:g}"
         name = " ".join(filter(None, ("reward", reward.name)))
-        yield _line("├─ ", f"{name}{about}: {float(reward):g}{why}", width)
+        yield _line("├─ ", f"{name}{about}: {float(reward):g}{weight}{why}", width)
+    total, own = trajectory.reward, [each for each in rewards if not each.completion_id]
+    if total is not None and own and all(each.name for each in own):
+        yield _line("├─ ", f"reward in all: {float(total):g}", width)
+
+
+_random = re.compile("([0-9a-f]{8})(?:[0-9a-f]{8,}|(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+
+
+def _short(id_: str, width: int | None) -> str:
+    """An id of a server, which text goes before: the beginning of what was made at random."""
+    return id_ if width is None else shortened(_random.sub(r"\1", id_), max(12, width // 5))
 
 
 def _last_line(
     trajectory: Trajectory, rows: TokenSequences, trained: Collection[Completion]
 ) -> str:
     """How many completions train, and with how many tokens."""
-    tokens = [completion.token_ids for completion in trained]
-    known = tokens and None not in tokens
-    count = f", {sum(len(ids or ()) for ids in tokens)} sampled tokens" if known else ""
+    numbers = zip(tokens_in(trajectory), ("prompt", "sampled"), strict=True)
+    counts = (f", {count} {name} tokens" for count, name in numbers if count)
     alone = sum(drop.completion in trained for drop in rows.dropped)
     aside = sum(completion.side_call is not None for completion in trajectory.completions)
     alone_too = f" ({alone} as messages alone)" if alone else ""
     aside_too = f", {number_of(aside, 'side call')}" if aside else ""
     return (
-        f"└─ {len(trained)} of {len(trajectory.completions)} completions train"
-        f"{alone_too}{aside_too}{count}{_seconds(trajectory)}"
+        f"{len(trained)} of {len(trajectory.completions)} completions train"
+        f"{alone_too}{aside_too}{''.join(counts)}{_seconds(trajectory)}"
     )
 
 
@@ -239,7 +253,7 @@ def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | N
     role = message.get("role", message.get("type", "")) if isinstance(message, Mapping) else "text"
     note = ""
     if item.completion is not None:
-        note = f"  [{item.completion.id}"
+        note = f"  [{_short(item.completion.id, width)}"
         if item.completion.choice_index:
             note += f" choice {item.completion.choice_index}"
         if item.completion.is_whole and item.completion.side_call:

@@ -1,7 +1,9 @@
-"""Rewards by policy version, by time, by task or by another field: mean, spread, pass rate, pass@k.
+"""Sums and rates of trajectories, which are not kept: the page's, notebooks' and those of `list`.
 
-The page, the verb `list` and notebooks get their numbers here. A trajectory without a reward is
-counted and is in no mean and no rate. A trajectory of several policy versions counts at each.
+By policy version, by task or by another field: what passed, what failed, pass@k, tokens. A failure
+(`FAILED`) has not passed, whether or not it has a reward; with `scored_only` rates are of what has
+a reward. What did not fail and has no reward is in no rate. A trajectory of several policy versions
+counts at each.
 """
 
 from __future__ import annotations
@@ -9,41 +11,32 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeAlias
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import number_of, without_ids
 from otel_rollout.view.fields import Field
 from otel_rollout.view.overview import PASS_THRESHOLD, Overview
 from otel_rollout.view.page_types import CurveView
-from otel_rollout.view.sums import Rewards, RewardsByValue
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, finite
 
-_INTERVALS = {
-    "minute": (60, "%Y-%m-%d %H:%M"),
-    "hour": (3600, "%Y-%m-%d %H:00"),
-    "day": (86_400, "%Y-%m-%d"),
-}
-"""Seconds of each, and how its start is written, in UTC."""
-_MOST_INTERVALS = 100
-"""Intervals of a curve over "time": the shortest ones are chosen that are not more."""
-NAMES = (*_INTERVALS, "policy_version")
-"""What trajectories are grouped by, beside their fields."""
-MOST_POINTS = 1_000
-"""Points of a curve that a page shows."""
-_HARDEST_FIRST = ("task_id", "group_id")
+FAILED = ("error", "cancelled")
+"""Statuses of trajectories that failed."""
 
 
 class SampleRow(NamedTuple):
-    """What is used of an `Overview` here, from a table of them."""
+    """The part of an `Overview` that is used here, from a table of them."""
 
     reward: float | None
-    task_id: str | None
-    group_id: str | None
-    versions: Sequence[str | int]
-    start_time_ns: int
+    status: str = "complete"
+    task_id: str | None = None
+    group_id: str | None = None
+    versions: tuple[str | int, ...] = ()
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
 
 
 Sample: TypeAlias = Overview | SampleRow
@@ -58,42 +51,194 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 @dataclass(slots=True)
-class Scores(Rewards):
-    """Rewards, and how many of them pass, in all and in each task."""
+class TokenSum:
+    """A sum of token counts, and of how many trajectories it is: the others are not known."""
+
+    total: int = 0
+    known: int = 0
+
+    def add(self, count: int | None) -> None:
+        """Count a trajectory."""
+        if count is not None:
+            self.total += count
+            self.known += 1
+
+    def text(self, count: int) -> str:
+        """The sum for people; of so many trajectories, which is said where some are not known."""
+        of = f" (of {self.known} of {number_of(count, 'trajectory')})" * (self.known < count)
+        return f"{self.total}{of}" if self.known else "-"
+
+
+@dataclass(slots=True)
+class Scores:
+    """Trajectories, their rewards, failures and tokens, and how many of them pass."""
 
     threshold: float = PASS_THRESHOLD
+    scored_only: bool = False
+    """True if what has no reward is in no rate, failures too; False: a failure has not passed."""
+    count: int = 0
+    """Trajectories."""
+    scored: int = 0
+    """Those of them that have a reward."""
+    failed: int = 0
+    """Those of them that failed."""
+    rated: int = 0
+    """Those of them that rates are of."""
     passed: int = 0
-    """Those with a reward from `threshold` on."""
+    """Those of these that have a reward from `threshold` on, and did not fail."""
+    mean: float = 0.0
+    """Mean reward of those that have one."""
     tasks: dict[str, list[int]] = field(default_factory=dict)
-    """Scored trajectories and passed ones of each task: of its id, else of its group."""
+    """`rated` and `passed` of each task: of its id, else of its group."""
+    prompt: TokenSum = field(default_factory=TokenSum)
+    sampled: TokenSum = field(default_factory=TokenSum)
 
-    def add_sample(self, sample: Sample) -> None:
+    def add(self, sample: Sample) -> None:
         """Count a trajectory."""
-        self.add(sample.reward)
-        if sample.reward is None:
+        reward, failed = sample.reward, sample.status in FAILED
+        self.count += 1
+        self.failed += failed
+        self.prompt.add(sample.prompt_tokens)
+        self.sampled.add(sample.sampled_tokens)
+        if reward is not None:
+            self.scored += 1
+            self.mean += (reward - self.mean) / self.scored
+        if reward is None and (self.scored_only or not failed):
             return
-        passes = sample.reward >= self.threshold
+        counts = failed and not self.scored_only
+        passes = not counts and reward is not None and reward >= self.threshold
+        self.rated += 1
         self.passed += passes
         task = sample.group_id if sample.task_id is None else sample.task_id
         if task is not None:
-            counts = self.tasks.setdefault(task, [0, 0])
-            counts[0] += 1
-            counts[1] += passes
+            both = self.tasks.setdefault(task, [0, 0])
+            both[0] += 1
+            both[1] += passes
 
     @property
     def pass_rate(self) -> float | None:
-        """Share of the scored trajectories that passes. None: none is scored."""
-        return self.passed / self.scored if self.scored else None
+        """Share of `rated` that passes. None: none is rated."""
+        return self.passed / self.rated if self.rated else None
 
-    def pass_at(self, k: int) -> float | None:
-        """Mean pass@k of the tasks with at least k scored trajectories. None: there is none."""
+    def pass_at(self, k: int) -> tuple[float | None, int]:
+        """Mean pass@k of the tasks with at least k rated samples, and their number."""
         found = [pass_at_k(n, passed, k) for n, passed in self.tasks.values() if n >= k]
-        return math.fsum(found) / len(found) if found else None
+        return (math.fsum(found) / len(found) if found else None), len(found)
+
+    def to_dict(self) -> dict[str, Json]:
+        """The numbers as JSON; None where nothing is known."""
+        return {
+            "count": self.count,
+            "scored": self.scored,
+            "failed": self.failed,
+            "mean": finite(self.mean) if self.scored else None,
+            **token_numbers(prompt_tokens=self.prompt, sampled_tokens=self.sampled),
+        }
+
+
+def token_numbers(**sums: TokenSum) -> Any:
+    """Each sum, and after it the number of trajectories that it is of (`..._known`)."""
+    found = dict[str, Json]()
+    for name, tokens in sums.items():
+        found |= {name: tokens.total if tokens.known else None, f"{name}_known": tokens.known}
+    return found
+
+
+_DISTINCT = 1_000
+"""Messages of one type of error that are counted apart."""
+
+
+@dataclass(slots=True)
+class Endings:
+    """How trajectories ended: their rewards, statuses, termination reasons and errors."""
+
+    scores: Scores = field(default_factory=Scores)
+    statuses: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Termination reasons of those that have one."""
+    _errors: dict[str, Counter[str]] = field(default_factory=dict)
+    """Messages without ids, by the type of the error."""
+
+    def add(self, sample: Sample, reason: str | None) -> None:
+        """Count a trajectory, and why it ended."""
+        self.scores.add(sample)
+        self.statuses[sample.status] += 1
+        if reason is not None:
+            self.reasons[reason] += 1
+
+    def add_error(self, type_: str | None, message: str | None) -> None:
+        """Count the error of a trajectory, if it has one."""
+        if type_ is None and message is None:
+            return
+        texts = self._errors.setdefault(type_ or "error", Counter())
+        text = without_ids(message or "")
+        texts[text if text in texts or len(texts) < _DISTINCT else "others"] += 1
+
+    def errors(self) -> list[tuple[str, str, int]]:
+        """Type of each error, its most frequent message and how many trajectories have the type."""
+        found = [
+            (name, *texts.most_common(1)[0][:1], texts.total())
+            for name, texts in self._errors.items()
+        ]
+        return sorted(found, key=lambda each: (-each[2], each[0]))
+
+
+@dataclass(slots=True)
+class ScoresByValue:
+    """The scores of the trajectories that have the same value of a field."""
+
+    new: Callable[[], Scores] = Scores
+    """Makes the scores of a value that is new."""
+    _of: dict[str, tuple[Json, Scores]] = field(default_factory=dict)
+    """Value and scores, by the value as a text, in the order of the first trajectory of each."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[tuple[Json, Scores]]:
+        return iter(self._of.values())
+
+    def of(self, value: Json) -> Scores:
+        """The scores of a value, to add to."""
+        name = label(value)
+        if name not in self._of:
+            self._of[name] = value, self.new()
+        return self._of[name][1]
+
+    def most_common(self) -> list[tuple[Json, Scores]]:
+        """Each value with its scores, the most frequent first."""
+        return sorted(self, key=lambda each: (-each[1].count, label(each[0])))
+
+    def to_list(self, start: int = 0, end: int | None = None) -> list[Json]:
+        """The most frequent ones as JSON."""
+        return [{"value": value, **s.to_dict()} for value, s in self.most_common()[start:end]]
+
+
+def short_id(id_: str | None) -> str | None:
+    """An id as people read it: of one that was made at random its first eight digits."""
+    return id_[:8] if id_ is not None and _RANDOM.fullmatch(id_) else id_
+
+
+_RANDOM = re.compile("[0-9a-f]{32}")
+
+
+def label(value: Json) -> str:
+    """A value in a table."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+VERSION = "policy_version"
+"""The name that trajectories are grouped by, beside their fields."""
+MOST_POINTS = 1_000
+"""Points of a curve that a page shows."""
+_HARDEST_FIRST = ("task_id", "group_id")
 
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """What trajectories are grouped by: `policy_version`, a length of time, or a field."""
+    """The value that trajectories are grouped by: `policy_version`, or a field."""
 
     text: str
     _field: Field | None = None
@@ -101,75 +246,48 @@ class By:
     @classmethod
     def parse(cls, option: str, text: str) -> By:
         """Of a text that an option has. ConfigurationError, with what is known, for another."""
-        if text in NAMES:
+        if text == VERSION:
             return cls(text)
         try:
             return cls(text, Field.parse(option, text))
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}; or {', '.join(NAMES)}") from None
+            raise ConfigurationError(f"{error}; or {VERSION}") from None
 
     def values(self, sample: Sample) -> Sequence[Json]:
         """The values that a trajectory counts at; [None] where it is not known."""
-        if self._field is not None:
-            value = self._field.of(sample)
-            return [list(value) if isinstance(value, tuple) else value]
-        if self.text == "policy_version":
+        if self._field is None:
             return sample.versions or [None]
-        seconds, started = _INTERVALS[self.text][0], sample.start_time_ns
-        return [started // (seconds * 10**9) * seconds if started > 0 else None]
-
-    def name(self, value: Json) -> Json:
-        """The value as it is written: of an interval its start, in UTC."""
-        if self.text not in _INTERVALS or value is None:
-            return value
-        try:
-            return datetime.fromtimestamp(value, timezone.utc).strftime(_INTERVALS[self.text][1])
-        except (OverflowError, ValueError, OSError):
-            return f"{value} s"
+        value = self._field.of(sample)
+        return [list(value) if isinstance(value, tuple) else value]
 
     def where(self, value: Json) -> str | None:
         """The filter expression for these trajectories. None: there is none."""
-        if self.text == "policy_version":
-            return None if value is None else f"{_quoted(value)} in versions"
-        if self.text in _INTERVALS:
-            if value is None:
-                return "start_time_ns <= 0"
-            start, end = (each * 10**9 for each in (value, value + _INTERVALS[self.text][0]))
-            return f"start_time_ns >= {start} and start_time_ns < {end}"
+        quoted = json.dumps(value, ensure_ascii=False)
+        if self._field is None:
+            return None if value is None else f"{quoted} in versions"
         if isinstance(value, list):
             return None
-        return f"{self.text} is None" if value is None else f"{self.text} == {_quoted(value)}"
+        return f"{self.text} is None" if value is None else f"{self.text} == {quoted}"
 
-    def order(self, points: Iterable[tuple[Json, Scores]]) -> list[tuple[Json, Scores]]:
-        """Versions and times in their order, the hardest tasks first, all else as it is."""
-        found = list(points)
-        if self.text == "policy_version":
-            by_number = _names_differ_by_numbers([value for value, _ in found])
-            return sorted(found, key=lambda each: _version_key(each[0], by_number=by_number))
-        if self.text in _INTERVALS:
-            return sorted(found, key=lambda each: (each[0] is None, each[0]))
-        if self.text in _HARDEST_FIRST:
-            return sorted(
-                found, key=lambda each: (each[0] is None, not each[1].scored, each[1].mean)
-            )
-        return found
+    def order(self, points: ScoresByValue) -> list[tuple[Json, Scores]]:
+        """Versions in their order, the hardest tasks first, all else by its number."""
+        if self._field is None:
+            by_number = _names_differ_by_numbers([value for value, _ in points])
+            return sorted(points, key=lambda each: _version_key(each[0], by_number=by_number))
+        found = points.most_common()
+        return sorted(found, key=_hardest) if self.text in _HARDEST_FIRST else found
 
     def place(self, value: Json) -> float | None:
-        """Where it is on an axis of numbers, seconds since 1970 for times. None: it is a name."""
+        """The version on an axis of numbers. None: it is a name."""
         is_number = isinstance(value, int | float) and math.isfinite(value)
         return float(value) if self._field is None and is_number else None
 
 
-def interval_of(first_ns: int, last_ns: int) -> str:
-    """The shortest of minute, hour and day that has at most `_MOST_INTERVALS` between two times."""
-    for name, (seconds, _) in _INTERVALS.items():
-        if last_ns - first_ns <= seconds * 10**9 * _MOST_INTERVALS:
-            return name
-    return "day"
-
-
-def _quoted(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _hardest(point: tuple[Json, Scores]) -> tuple[bool, bool, float, float]:
+    """What passes least often, then what has the least reward; what is not known is last."""
+    value, scores = point
+    mean = scores.mean if scores.scored else -math.inf
+    return value is None, not scores.rated, scores.pass_rate or 0.0, mean
 
 
 _digits = re.compile(r"(\d+)")
@@ -193,50 +311,56 @@ class Curve:
 
     by: By
     threshold: float = PASS_THRESHOLD
+    scored_only: bool = False
+    """As in `Scores`."""
     all: Scores = field(init=False)
     several: int = 0
     """Trajectories that count at several values."""
-    _of: RewardsByValue[Scores] = field(init=False)
+    _of: ScoresByValue = field(init=False)
 
     def __post_init__(self) -> None:
         self.all = self._scores()
-        self._of = RewardsByValue(self._scores)
+        self._of = ScoresByValue(self._scores)
 
     def _scores(self) -> Scores:
-        return Scores(threshold=self.threshold)
+        return Scores(self.threshold, self.scored_only)
 
     def add(self, sample: Sample) -> None:
         """Count a trajectory."""
-        self.all.add_sample(sample)
+        self.all.add(sample)
         values = self.by.values(sample)
         self.several += len(values) > 1
         for value in values:
-            self._of.of(value).add_sample(sample)
+            self._of.of(value).add(sample)
 
     def __len__(self) -> int:
         return len(self._of)
 
+    @property
+    def failures(self) -> str:
+        """What a failure is in the rates, in words."""
+        return "left out without a reward" if self.scored_only else "not passed"
+
     def points(self) -> list[tuple[Json, Scores]]:
         """Each value with its scores, in the order of `By.order`."""
-        is_version = self.by.text == "policy_version"
-        return self.by.order(self._of.as_they_came() if is_version else self._of.most_common())
+        return self.by.order(self._of)
 
     def ks(self) -> list[int]:
-        """The k of pass@k: powers of two, up to the most that a task has scored at one value."""
-        most = max((n for _, s in self._of.most_common() for n, _ in s.tasks.values()), default=0)
+        """The k of pass@k: powers of two, up to the most that a task has rated at one value."""
+        most = max((n for _, s in self._of for n, _ in s.tasks.values()), default=0)
         return [1 << power for power in range(most.bit_length())]
 
     def to_list(self) -> list[dict[str, Json]]:
         """The points as JSON."""
         ks = self.ks()
-        return [_point(self.by.name(value), scores, ks) for value, scores in self.points()]
+        return [_point(value, scores, ks) for value, scores in self.points()]
 
     def answer(self) -> CurveView:
         """The points as the page takes them, with what they are about."""
         ks, points = self.ks(), self.points()
         shown: list[Any] = [
             {
-                **_point(self.by.name(value), scores, ks),
+                **_point(value, scores, ks),
                 "place": self.by.place(value),
                 "where": self.by.where(value),
             }
@@ -245,8 +369,10 @@ class Curve:
         return {
             "by": self.by.text,
             "threshold": self.threshold,
+            "scoredOnly": self.scored_only,
             "count": self.all.count,
-            "scored": self.all.scored,
+            "rated": self.all.rated,
+            "failed": self.all.failed,
             "several": self.several,
             "ks": ks,
             "total": len(points),
@@ -254,11 +380,15 @@ class Curve:
         }
 
 
-def _point(name: Json, scores: Scores, ks: Sequence[int]) -> dict[str, Json]:
+def _point(name: Json, scores: Scores, ks: Iterable[int]) -> dict[str, Json]:
+    at = {str(k): scores.pass_at(k) for k in ks}
     return {
         "value": name,
         **scores.to_dict(),
+        "rated": scores.rated,
+        "passed": scores.passed,
         "pass_rate": scores.pass_rate,
-        "pass_at": {str(k): scores.pass_at(k) for k in ks},
+        "pass_at": {k: rate for k, (rate, _) in at.items()},
+        "pass_at_tasks": {k: tasks for k, (_, tasks) in at.items()},
         "tasks": len(scores.tasks),
     }

@@ -18,8 +18,9 @@ from otel_rollout.trajectory import (
 )
 from otel_rollout.view.fields import browser_value
 from otel_rollout.view.messages import MessageRow, message_row, name_of_tool
-from otel_rollout.view.overview import Examined, examine
+from otel_rollout.view.overview import Examined, examine, tokens_of
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
+from otel_rollout.view.search import message_ids
 from otel_rollout.view.tree import HistoryPath, Tree
 from otel_rollout.wire import Json, dumps
 
@@ -63,7 +64,7 @@ class Opened:
         """Its overview, without an advantage."""
         found = self._examined.overview.to_dict()
         metadata = browser_value(dumps(found["metadata"]))
-        return {**found, "metadata": metadata, "advantage": None}
+        return {**found, "metadata": metadata, "advantage": None, "hit": None}
 
     def detail(self) -> dict[str, Json]:
         """The trajectory as JSON, without parent, children and advantage: they need others."""
@@ -94,13 +95,21 @@ class Opened:
         return {"message": browser_value(dumps(self.tree.nodes[node].message)), "whole": True}
 
     def search(self, text: str) -> list[int]:
-        """The nodes whose text, reasoning or tool calls contain a text, in any case."""
+        """The nodes whose text, reasoning, tool calls or ids contain a text, in any case."""
         wanted = text.casefold()
         return [
             number
             for number, node in enumerate(self.tree.nodes)
-            if wanted in searched(message_row(node.message)).casefold()
+            if wanted
+            in "\n".join([*self._ids(number), searched(message_row(node.message))]).casefold()
         ]
+
+    def _ids(self, number: int) -> str:
+        """The ids of a message: of its call, and of calls of tools in it."""
+        node = self.tree.nodes[number]
+        own = None if node.completion is None else self.tree.completions[node.completion]
+        ids = [*message_ids(node.message), *((own.id, own.span_id) if own else ())]
+        return "\n".join(filter(None, [*ids, " "]))
 
     def node(self, number: int, room: int = MOST_CHARACTERS) -> Node:
         """A message as JSON; `room`: how many characters of each of its texts."""
@@ -116,7 +125,7 @@ class Opened:
             "size": size,
             "reasoning": None if message.reasoning is None else message.reasoning[:room],
             "toolCalls": [
-                {"id": call.id, "name": call.name[:room], "arguments": call.text[:room]}
+                {"id": call.id, "name": call.name[:room], "arguments": call.readable[:room]}
                 for call in message.calls[:_MOST_LINES]
             ],
             "toolCallId": message.call_id,
@@ -235,7 +244,7 @@ class Opened:
 
 def searched(message: MessageRow) -> str:
     """All texts of a message."""
-    calls = (f"{call.name} {call.text}" for call in message.calls)
+    calls = (f"{call.name} {call.readable}" for call in message.calls)
     return "\n".join(filter(None, (message.text, message.reasoning, *calls)))
 
 
@@ -252,9 +261,8 @@ def _cut(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def _completion(completion: Completion) -> dict[str, Json]:
-    usage, ids, reward = completion.usage, completion.token_ids, completion.reward
-    counted = (usage or {}).get("prompt_tokens")
-    prompt = completion.prompt_token_path
+    ids, reward = completion.token_ids, completion.reward
+    prompt_tokens, sampled_tokens = tokens_of([completion])
     return {
         "id": completion.id,
         "choice": completion.choice_index,
@@ -268,8 +276,8 @@ def _completion(completion: Completion) -> dict[str, Json]:
         "truncated": bool(completion.items) and completion.truncated,
         "sideCall": completion.side_call,
         "reward": None if reward is None else float(reward),
-        "promptTokens": prompt.length if prompt else counted if isinstance(counted, int) else None,
-        "sampledTokens": completion.sampled_count if ids is None else len(ids),
+        "promptTokens": prompt_tokens,
+        "sampledTokens": sampled_tokens if ids is None else len(ids),
         "start": completion.start_time_ns,
         "end": completion.end_time_ns,
         "attempts": completion.exchange.attempts,

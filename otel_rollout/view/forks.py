@@ -13,7 +13,8 @@ are known where log-probabilities came with the tokens; nothing is tokenised her
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from operator import is_
@@ -33,7 +34,7 @@ from otel_rollout.trajectory import (
     path_key,
     reasoning_in,
 )
-from otel_rollout.wire import Json, MessagePath, sampled_texts, tool_calls
+from otel_rollout.wire import Json, MessagePath, token_bytes, tool_calls, written_tokens
 
 
 def drift_of(conversations: Conversations) -> Drift:
@@ -74,7 +75,7 @@ class _Calls:
             return "unknown"
         merged = before if place < 0 else self._merged_twin(before, after, prompt)
         if merged is None:
-            return self._fork(before, after, prompt.to_list(), place)
+            return self._fork(before, after, prompt.to_array(), place)
         self._merged[_call(after)] = merged
         return "merged"
 
@@ -91,7 +92,8 @@ class _Calls:
         """A completion with the text of `before` in other tokens, with which the call merges."""
         name = before.context_key, path_key(before.path)
         for other in self._twins.get(name, ()):
-            if ended_before(other, after) and self._place(other, after, prompt) == -1:
+            is_before = other is not before and ended_before(other, after)
+            if is_before and self._place(other, after, prompt) == -1:
                 return other
         return None
 
@@ -106,13 +108,13 @@ class _Calls:
     @cached_property
     def _texts(self) -> Texts:
         known = ((completion, self._ids(completion)) for completion in self._completions)
-        return known_texts((completion, found.ids) for completion, found in known if found)
+        return Texts((completion, found.ids) for completion, found in known if found)
 
     def _fork(
-        self, before: Completion, after: Completion, prompt: list[int], position: int
+        self, before: Completion, after: Completion, prompt: array[int], position: int
     ) -> TokenFork:
         ids = self._ids(before)
-        held = ids.to_list() if ids else []
+        held = ids.to_array() if ids else array("i")
         owner, start = self._owner(before, held, prompt, position)
         difference = Difference(before, after, owner, start, held, prompt, position)
         return TokenFork(
@@ -129,7 +131,7 @@ class _Calls:
         )
 
     def _owner(
-        self, before: Completion, held: list[int], prompt: list[int], position: int
+        self, before: Completion, held: array[int], prompt: array[int], position: int
     ) -> tuple[Completion | None, int]:
         """The completion that sampled the id at `position`, and the place of its first id.
 
@@ -161,10 +163,14 @@ def _first_difference(ids: TokenPath, prompt: TokenPath) -> int:
     known = {id(node) for node in _nodes(ids)}
     shared = next((node.length for node in _nodes(prompt) if id(node) in known), 0)
     held, asked = _after(ids, shared), _after(prompt, shared)
-    if asked[: len(held)] == held:
-        return -1
-    pairs = enumerate(zip(held, asked, strict=False))
-    return shared + next((n for n, (a, b) in pairs if a != b), len(asked))
+    low, high = 0, min(len(held), len(asked))
+    while low < high:
+        middle = (low + high) // 2 + 1
+        if held[low:middle] == asked[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return -1 if low == len(held) else shared + low
 
 
 def _nodes(path: TokenPath | None) -> Iterator[TokenPath]:
@@ -173,10 +179,12 @@ def _nodes(path: TokenPath | None) -> Iterator[TokenPath]:
         path = path.parent
 
 
-def _after(path: TokenPath, shared: int) -> list[int]:
+def _after(path: TokenPath, shared: int) -> array[int]:
     """The ids of a path after those of the node on it that is so long."""
-    blocks = [node.ids for node in _nodes(path) if node.length > shared]
-    return [token for block in reversed(blocks) for token in block]
+    ids = array(path.typecode)
+    for node in reversed([node for node in _nodes(path) if node.length > shared]):
+        ids += array(path.typecode, node.ids)
+    return ids
 
 
 # --- why they fork
@@ -206,8 +214,39 @@ class Difference:
     """The first place where both differ, or one ends."""
 
 
-Texts = Mapping[int, bytes]
-"""The text of token ids, as far as it is known."""
+class Texts:
+    """The texts of the token ids that these completions sampled, where their replies have them.
+
+    A reply is read when the text of one of its ids is asked for: to read all costs as much as all
+    else that a list needs.
+    """
+
+    def __init__(self, completions: Iterable[tuple[Completion, Sequence[int]]]) -> None:
+        self._unread = list(completions)
+        self._read: list[tuple[Sequence[int], Sequence[Json], Sequence[Json]]] = []
+        """Ids of completions, and `written_tokens` of them."""
+        self._ids = set[int]().union(*(ids for _, ids in self._unread))
+        self._known: dict[int, bytes | None] = {}
+
+    def get(self, token: int) -> bytes | None:
+        """The text of an id; None: it is not known."""
+        if token in self._ids and token not in self._known:
+            self._known[token] = next(filter(None, self._found(token)), None)
+        return self._known.get(token)
+
+    def _found(self, token: int) -> Iterator[bytes | None]:
+        for ids, tokens, given in self._read:
+            if token in ids:
+                place = ids.index(token)
+                yield token_bytes(tokens[place], given[place])
+        for each in [each for each in self._unread if token in each[1]]:
+            self._unread.remove(each)
+            completion, ids = each
+            tokens, given = written_tokens(completion.choice)
+            if len(tokens) == len(ids):
+                self._read.append((ids, tokens, given))
+                place = ids.index(token)
+                yield token_bytes(tokens[place], given[place])
 
 
 def cause_of(difference: Difference, texts: Texts) -> ForkCause:
@@ -233,21 +272,11 @@ def cause_of(difference: Difference, texts: Texts) -> ForkCause:
     return "other" if difference.position == len(difference.prompt) else "tokens_merged"
 
 
-def known_texts(completions: Iterable[tuple[Completion, Sequence[int]]]) -> Texts:
-    """The texts of the ids that these completions sampled, where their replies have them."""
-    texts: dict[int, bytes] = {}
-    for completion, ids in completions:
-        found = sampled_texts(completion.choice)
-        if len(found) == len(ids):
-            for token, text in zip(ids, found, strict=True):
-                if text is not None:
-                    texts.setdefault(token, text)
-    return texts
-
-
 def _same_text(difference: Difference, texts: Texts) -> bool | None:
     """True if both spell the same text until their tokens meet again; None if that is not known."""
     sides = (difference.held, difference.prompt)
+    if texts.get(next(iter(sides[1][difference.position :]), -1)) is None:
+        return None
     at = [difference.position, difference.position]
     left = [b"", b""]
     while True:

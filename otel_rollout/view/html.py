@@ -30,8 +30,8 @@ from otel_rollout.view.answers import CURVES, MOST_ROWS, Answers
 from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.view.details import Opened
 from otel_rollout.view.findings import Finding
-from otel_rollout.view.messages import words_of
 from otel_rollout.view.overview import Overview, Overviews, examine
+from otel_rollout.view.search import searched_text
 from otel_rollout.view.table import Table, WritableTable
 from otel_rollout.wire import Json
 
@@ -73,7 +73,7 @@ class InMemory:
             opened = Opened(_ended(trajectory), None if self._held else rows)
             self._held[trajectory.id] = opened
             overview, findings, *_ = examine(opened.trajectory, opened.rows)
-            self._table.add(overview, findings, words_of(opened.trajectory))
+            self._table.add(overview, findings, searched_text(opened.trajectory))
         for each in overviews:
             self._table.add(
                 each, [Finding(cast("Kind", k), *_OF_OVERVIEW) for k in each.findings], ""
@@ -167,7 +167,9 @@ def notebook_cell(shown: object, page: Page | None = None) -> str:
     with InMemory(trajectories, rows, overviews=given or ()) as held:
         answers = Answers(held)
         if given is not None:
-            answers = Answers(held, pass_threshold=given.pass_threshold)
+            answers = Answers(
+                held, pass_threshold=given.pass_threshold, scored_only=given.scored_only
+            )
             several = (by for by in CURVES if len(answers.curve({"by": by})["points"]) > 1)
             start = "".join(f"#curve={by}" for by in islice(several, 1))
         text, _ = whole_page(

@@ -31,8 +31,8 @@ from otel_rollout.export import (
 from otel_rollout.lines import bounded_lines, private_file
 from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import UNREADABLE, Trajectory
-from otel_rollout.view.messages import words_of
 from otel_rollout.view.overview import examine
+from otel_rollout.view.search import searched_text
 from otel_rollout.view.sources import Sources, is_address
 from otel_rollout.view.table import FileState, WritableTable
 from otel_rollout.wire import dumps, loads
@@ -176,7 +176,7 @@ class Reader:
                 raise SpanFormatError("expected an id, got ''")
             overview, findings, *_ = examine(trajectory)
             before = self._table.add(
-                overview, findings, words_of(trajectory), file=file, start=start, size=size
+                overview, findings, searched_text(trajectory), file=file, start=start, size=size
             )
         except RolloutError as error:
             self._fail(file, SpanFormatError(f"{where}: {error}"))

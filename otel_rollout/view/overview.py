@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TabularList, columns_of, members
 from otel_rollout.looking import ShownInNotebooks
+from otel_rollout.spans import TokenPath
 from otel_rollout.terminal import shortened
 from otel_rollout.trajectory import (
     Completion,
@@ -20,7 +21,7 @@ from otel_rollout.trajectory import (
 )
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import message_row
-from otel_rollout.wire import Json, finite, shown_message
+from otel_rollout.wire import Json, counts_of, finite, shown_message
 
 PASS_THRESHOLD = 0.5
 """A reward from this one on is a pass, unless another one is given."""
@@ -60,9 +61,11 @@ class Overview:
     histories: int
     rows: int
     """Token sequences that train."""
+    prompt_tokens: int | None
+    """Tokens of the prompts of all calls, by the server's counts, else by their ids; None: of one
+    call neither is known, or a call is missing."""
     sampled_tokens: int | None
-    """Tokens that the model sampled, by their ids, else by the server's count; None: one call has
-    neither."""
+    """Tokens that the model sampled in all calls, in the same way."""
     trained_tokens: int
     """Tokens that a trainer learns from: the sum of the loss masks."""
     dropped: int
@@ -106,6 +109,8 @@ class Examined(NamedTuple):
     """`Trajectory.trainable`."""
     dropped: str | None
     """The reason of the first completion that no row trains; None: rows train all."""
+    hit: list[str] | None = None
+    """The excerpt around what is searched for (`Search.hit`). None: nothing is searched for."""
 
 
 def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Examined:
@@ -114,6 +119,7 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     findings = findings_of(trajectory, rows=rows)
     completions = trajectory.completions
     models = [completion.model for completion in completions]
+    prompt_tokens, sampled_tokens = tokens_in(trajectory)
     overview = Overview(
         **_head(trajectory),
         question=_question(trajectory.main_start or next(iter(completions), None)),
@@ -122,7 +128,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
         calls=len({completion.span_id for completion in completions}),
         histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
         rows=len(rows),
-        sampled_tokens=_sampled(completions),
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=sampled_tokens,
         trained_tokens=sum(row.trained_tokens for row in rows),
         dropped=sum(drop.completion is not None for drop in rows.dropped),
         versions=tuple(trajectory.policy_versions),
@@ -196,15 +203,37 @@ def _seconds(trajectory: Trajectory) -> float | None:
     return (ended - started) / 1e9 if ended is not None and started else None
 
 
-def _sampled(completions: list[Completion]) -> int | None:
-    total = 0
-    for completion in completions:
-        ids = completion.token_path
-        count = completion.sampled_count if ids is None else ids.length
-        if count is None and completion.items:
-            return None
-        total += count or 0
-    return total
+def tokens_in(trajectory: Trajectory) -> list[int | None]:
+    """Tokens of all prompts, and sampled ones; None where those of one call are not known."""
+    calls: dict[str, list[Completion]] = {}
+    for completion in trajectory.completions:
+        calls.setdefault(completion.span_id, []).append(completion)
+    counts = [tokens_of(call) for call in calls.values()]
+    if trajectory.missing_calls:
+        counts.append((None, None))
+    sides = ([count[side] for count in counts] for side in (0, 1))
+    return [None if None in each else sum(filter(None, each)) for each in sides]
+
+
+def tokens_of(call: Sequence[Completion]) -> tuple[int | None, int | None]:
+    """Tokens of the prompt, and sampled ones, of a call with these choices. None: not known.
+
+    A count of 0 in `usage` is a placeholder of servers that do not count.
+    """
+    first = call[0]
+    if not any(one.items for one in call) and (first.exchange.status_code or 0) >= 400:
+        return 0, 0
+    counts = counts_of({**(first.usage or {}), "completion_tokens": 0})
+    prompts = {id(one.prompt): one for one in call}.values()
+    asked = (counts.input if counts else 0) or _length(one.prompt_token_path for one in prompts)
+    counted = first.sampled_count
+    sampled = counted or _length(one.token_path for one in call)
+    return asked, 0 if counted == 0 and sampled is None and first.ids_are_empty else sampled
+
+
+def _length(paths: Iterable[TokenPath | None]) -> int | None:
+    lengths = [path.length if path else None for path in paths]
+    return None if None in lengths else sum(filter(None, lengths))
 
 
 def check_threshold(option: str, value: object) -> float:
@@ -222,6 +251,8 @@ class Overviews(TabularList[Overview], ShownInNotebooks):
 
     pass_threshold = PASS_THRESHOLD
     """A reward from this one on is a pass, in the curves that a notebook shows."""
+    scored_only = False
+    """False: in them a failure has not passed. True: what has no reward is in no rate."""
     _columns: ClassVar = columns_of(Overview)
 
     def _dicts(self) -> list[dict[str, Any]]:
@@ -232,6 +263,7 @@ def overviews(
     trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory,
     *,
     pass_threshold: float = PASS_THRESHOLD,
+    scored_only: bool = False,
 ) -> Overviews:
     """A line of names and numbers for each trajectory: a list that is a table, too.
 
@@ -240,9 +272,11 @@ def overviews(
 
     trajectories: as for `to_token_rows`; the failures and the children of a group are in it.
     Each line is an `Overview`: status, reward, turns, tokens, seconds, what does not train.
-    A notebook shows them as curves of reward, pass rate and pass@k, and as a list.
+    A notebook shows them as curves of pass rate, pass@k, failures and tokens, and as a list.
     pass_threshold: a reward from this one on is a pass.
+    scored_only: True leaves what has no reward out of the rates; else a failure has not passed.
     """
     found = Overviews(map(Overview.of, members(trajectories, "overviews")))
     found.pass_threshold = check_threshold("overviews(pass_threshold=...)", pass_threshold)
+    found.scored_only = scored_only
     return found

@@ -54,13 +54,26 @@ class Count(TypedDict):
     count: int
 
 
-class Scored(TypedDict):
+class TokenSums(TypedDict):
+    """Sums, and the number of trajectories that each is of: of the others it is not known."""
+
+    prompt_tokens: int | None
+    prompt_tokens_known: int
+    sampled_tokens: int | None
+    sampled_tokens_known: int
+
+
+class Scored(TokenSums):
     count: int
     scored: int
+    failed: int
     mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
+
+
+class MetadataCount(TypedDict):
+    key: str
+    values: list[Count]
+    """As JSON."""
 
 
 class ErrorCount(Count):
@@ -92,9 +105,6 @@ class RewardCount(Bins):
     count: int
     missing: int
     mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
 
 
 class Summary(TypedDict):
@@ -103,26 +113,35 @@ class Summary(TypedDict):
     statuses: list[Count]
     terminationReasons: list[Count]
     errors: list[ErrorCount]
+    names: list[Count]
+    """Names of rollouts."""
+    metadata: list[MetadataCount]
     groups: list[GroupCount]
     groupsTotal: int
     versions: list[VersionCount]
     findings: list[FindingCount]
     seconds: Bins
     turns: Bins
+    tokens: TokenSums
+    promptTokens: Bins
     sampledTokens: Bins
 
 
 class CurvePoint(Scored):
     value: str | int | float | None
-    """The policy version, the start of the time in UTC, the task; null: not known."""
+    """The policy version or the task; null: not known."""
     place: float | None
-    """On an axis of numbers: the version, or seconds since 1970; null: a name."""
+    """The version on an axis of numbers; null: a name."""
     where: str | None
     """The filter that keeps its trajectories."""
+    rated: int
+    """Trajectories that rates are of: those with a reward and, unless `scoredOnly`, failures."""
+    passed: int
     pass_rate: float | None
-    """Of its scored trajectories."""
     pass_at: dict[str, float | None]
-    """Mean pass@k of its tasks that have k scored trajectories, by k."""
+    """Mean pass@k of its tasks that have k rated trajectories, by k."""
+    pass_at_tasks: dict[str, int]
+    """The number of these tasks, by k."""
     tasks: int
 
 
@@ -130,8 +149,11 @@ class CurveView(TypedDict):
     by: str
     threshold: float
     """The least reward of a pass."""
+    scoredOnly: bool
+    """False: a failure has not passed. True: what has no reward is in no rate."""
     count: int
-    scored: int
+    rated: int
+    failed: int
     several: int
     """Trajectories that count at several points."""
     ks: list[int]
@@ -378,7 +400,7 @@ class Embedded(TypedDict):
     """By trajectory id and number of the row: "id row"."""
     groups: list[Group]
     curves: dict[str, CurveView]
-    """By what the page asks for: policy_version, time, task_id."""
+    """By what the page asks for: policy_version, task_id."""
     start: str
     """The address that it begins with; empty: the list, or its only trajectory."""
     missing: str

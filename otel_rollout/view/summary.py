@@ -1,13 +1,15 @@
-"""The sums of a list of trajectories: histograms, endings, groups, versions, findings, curves."""
+"""The sums of a list of trajectories: histograms, endings, facets, groups, findings, curves."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
-from otel_rollout.view.curves import By, Curve, SampleRow, interval_of
+from otel_rollout.view.curves import By, Curve, Endings, SampleRow, ScoresByValue, token_numbers
 from otel_rollout.view.page_types import (
     Bin,
     Count,
@@ -17,48 +19,41 @@ from otel_rollout.view.page_types import (
     Summary,
     VersionCount,
 )
-from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, differ_by_rounding
 from otel_rollout.view.table import Filter, Table
-from otel_rollout.wire import Json, loads
+from otel_rollout.wire import Json, dumps, loads
 
 _BINS = 20
 _DIGITS = 2
 """Digits of an edge between bins beyond the first digit of their width."""
 _MOST_GROUPS = 200
 _MOST_VALUES = 100
+_MOST_KEYS = 20
+_LONGEST_VALUE = 100
 
 
 def summary_of(table: Table, which: Filter) -> Summary:
     """The sums over the trajectories that a filter keeps."""
     endings = Endings()
-    groups, by_version = RewardsByValue(Rewards), RewardsByValue(Rewards)
-    versions: dict[str, list[Rewards]] = {}
-    """The rewards of each version in a list of them, by its text: most lists are the same."""
-    for reward, group, status, reason, text, *error in table.connection.execute(
-        'SELECT "reward", "group_id", "status", "termination_reason", "versions", '
-        '"error_type", "error" '
-        f"FROM trajectories WHERE {which.sql}",
-        which.parameters,
+    groups, by_version = ScoresByValue(), ScoresByValue()
+    names, metadata = Counter[str](), dict[str, Counter[str]]()
+    for sample, reason, error_type, error, name, about in _samples(
+        table, which, "termination_reason", "error_type", "error", "name", "metadata"
     ):
-        endings.add_ending(reward, status, reason)
-        endings.add_error(*error)
-        if group is not None:
-            groups.of(group).add(reward)
-        if text not in versions:
-            versions[text] = [by_version.of(version) for version in loads(text)]
-        for each in versions[text]:
-            each.add(reward)
-    rewards = endings.rewards
-    found = rewards.to_dict()
+        endings.add(sample, reason)
+        endings.add_error(error_type, error)
+        if sample.group_id is not None:
+            groups.of(sample.group_id).add(sample)
+        for version in sample.versions:
+            by_version.of(version).add(sample)
+        names[name] += 1
+        _count_values(metadata, about)
+    scores = endings.scores
     return {
-        "total": rewards.count,
+        "total": scores.count,
         "rewards": {
-            "count": rewards.scored,
-            "missing": rewards.count - rewards.scored,
-            "mean": found["mean"],
-            "std": found["std"],
-            "min": found["min"],
-            "max": found["max"],
+            "count": scores.scored,
+            "missing": scores.count - scores.scored,
+            "mean": scores.to_dict()["mean"],
             "bins": _bins(table, which, "reward"),
         },
         "statuses": _counts(endings.statuses),
@@ -67,46 +62,65 @@ def summary_of(table: Table, which: Filter) -> Summary:
             {"value": name, "text": text, "count": count}
             for name, text, count in endings.errors()[:_MOST_VALUES]
         ],
+        "names": _counts(names),
+        "metadata": [
+            {"key": key, "values": _counts(values)}
+            for key, values in metadata.items()
+            if len(values) < _MOST_VALUES
+        ],
         "groups": _named(table, groups.to_list(0, _MOST_GROUPS)),
         "groupsTotal": len(groups),
         "versions": sorted(by_version.to_list(0, _MOST_VALUES), key=_version),
         "findings": _findings(table, which),
         "seconds": {"bins": _bins(table, which, "seconds")},
         "turns": {"bins": _bins(table, which, "turns")},
+        "tokens": token_numbers(prompt_tokens=scores.prompt, sampled_tokens=scores.sampled),
+        "promptTokens": {"bins": _bins(table, which, "prompt_tokens")},
         "sampledTokens": {"bins": _bins(table, which, "sampled_tokens")},
     }
 
 
+def _count_values(found: dict[str, Counter[str]], metadata: str) -> None:
+    """Count the values of `metadata` that a filter can ask for, as it writes them."""
+    for key, value in loads(metadata).items() if metadata != "{}" else ():
+        is_single = isinstance(value, str | int | float) and len(str(value)) <= _LONGEST_VALUE
+        if is_single and (key in found or len(found) < _MOST_KEYS):
+            values = found.setdefault(key, Counter())
+            if len(values) < _MOST_VALUES:
+                values[dumps(value)] += 1
+
+
 def groups_of(table: Table, which: Filter, offset: int, limit: int) -> GroupPage:
     """The groups, the largest first, with the rewards of those of their trajectories."""
-    groups = RewardsByValue(Rewards)
-    for group, reward in table.connection.execute(
-        'SELECT "group_id", "reward" FROM trajectories '
-        f'WHERE "group_id" IS NOT NULL AND {which.sql}',
-        which.parameters,
-    ):
-        groups.of(group).add(reward)
+    groups = ScoresByValue()
+    for (sample,) in _samples(table, which):
+        if sample.group_id is not None:
+            groups.of(sample.group_id).add(sample)
     rows = _named(table, groups.to_list(offset, offset + limit))
     return {"total": len(groups), "rows": rows}
 
 
-def curve_of(table: Table, which: Filter, by: str, threshold: float) -> CurveView:
-    """The rewards by `policy_version`, `task_id`, or `time` in intervals that fit."""
-    where = f"FROM trajectories WHERE {which.sql}"
-    if by == "time":
-        first, last = table.connection.execute(
-            f'SELECT MIN("start_time_ns"), MAX("start_time_ns") {where} AND "start_time_ns" > 0',
-            which.parameters,
-        ).fetchone()
-        by = interval_of(first or 0, last or 0)
-    curve = Curve(By.parse("by", by), threshold)
-    versions = cache(loads)
-    for reward, task, group, text, started in table.connection.execute(
-        f'SELECT "reward", "task_id", "group_id", "versions", "start_time_ns" {where}',
+def curve_of(
+    table: Table, which: Filter, by: str, threshold: float, *, scored_only: bool
+) -> CurveView:
+    """The rates by `policy_version` or `task_id`."""
+    curve = Curve(By.parse("by", by), threshold, scored_only)
+    for (sample,) in _samples(table, which):
+        curve.add(sample)
+    return curve.answer()
+
+
+def _samples(table: Table, which: Filter, *others: str) -> Iterator[tuple[Any, ...]]:
+    """Each trajectory that a filter keeps, with further columns of it."""
+    names = ", ".join(f'"{name}"' for name in (*SampleRow._fields, *others))
+    versions = cache(lambda text: tuple(loads(text)))
+    at, size = SampleRow._fields.index("versions"), len(SampleRow._fields)
+    for row in table.connection.execute(
+        f"SELECT {names} FROM trajectories WHERE {which.sql}",
         which.parameters,
     ):
-        curve.add(SampleRow(reward, task, group, versions(text), started))
-    return curve.answer()
+        sample = *row[:at], versions(row[at]), *row[at + 1 : size]
+        yield SampleRow._make(sample), *row[size:]
 
 
 def _named(table: Table, groups: list[Json]) -> list[GroupCount]:
@@ -152,7 +166,7 @@ def _bins(table: Table, which: Filter, column: str) -> list[Bin]:
     if not count:
         return []
     width = max(1, math.ceil((high - low) / _BINS)) if is_whole else (high - low) / _BINS
-    if not width or differ_by_rounding(low, high):
+    if not width or math.isclose(low, high, rel_tol=1e-12, abs_tol=1e-15):
         return [{"from": low, "to": high, "count": count}]
     bins = math.ceil((high - low) / width) if is_whole else _BINS
     digits = 0 if is_whole else _DIGITS - math.floor(math.log10(width))

@@ -1,13 +1,12 @@
 """Trajectories as rows of an SQLite table: one overview each, found by their fields and words.
 
 `Table` reads, `WritableTable` writes; both work on a connection that one thread uses. The columns
-are the fields of `Overview`: scalars as they are, lists and objects as JSON. The words of a
-trajectory are indexed and not kept, so the index is small.
+are the fields of `Overview`: scalars as they are, lists and objects as JSON. `words` has the texts
+of each trajectory, whole, so that a hit is shown in its context.
 """
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from otel_rollout.view.fields import COLUMNS, browser_value, row_of, sql_text
 from otel_rollout.view.filter_expression import Where
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
+from otel_rollout.view.search import EXCERPT, SCHEMA, create, phrase_of, pieces_of
 from otel_rollout.wire import Json
 
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
@@ -46,8 +46,7 @@ CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, kind, text, advice, UNIQUE
 CREATE TABLE files (file INTEGER PRIMARY KEY, path UNIQUE, inode, size, modified, read_to, tail);
 CREATE TABLE errors (file INTEGER, text, UNIQUE (file, text));
 CREATE TABLE notes (name PRIMARY KEY, value);
-CREATE VIRTUAL TABLE words USING fts5 (
-    text, content='', tokenize='unicode61 remove_diacritics 2');
+{SCHEMA}
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {VERSION};
 """
@@ -70,6 +69,8 @@ class Filter:
 
     sql: str = "1"
     parameters: tuple[Json, ...] = ()
+    phrase: str = ""
+    """The words that are searched for, as FTS5 takes them."""
 
     @classmethod
     def of(cls, where: str = "", search: str = "") -> Filter:
@@ -82,10 +83,10 @@ class Filter:
             condition = Where.parse(where)
             parts.append(f"({condition.sql})")
             parameters += condition.parameters
-        if phrase := _phrases(search):
+        if phrase := phrase_of(search):
             parts.append("number IN (SELECT rowid FROM words WHERE words MATCH ?)")
             parameters.append(phrase)
-        return cls(" AND ".join(parts) or "1", tuple(parameters))
+        return cls(" AND ".join(parts) or "1", tuple(parameters), phrase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,11 @@ class Table:
     def rows(
         self, which: Filter, *, sort: str = "", offset: int = 0, limit: int = 100
     ) -> list[dict[str, Json]]:
-        """Overviews as JSON, each with its `advantage` within its group; unknown values last.
+        """Overviews as JSON, each with its `advantage` within its group and the `hit` of a search.
 
-        sort: a field, or `advantage`; with `-` before it the largest come first. Without one: as
-        they were read, but those of a group, or of a task, together and by their sample index.
+        sort: a field, or `advantage`; with `-` before it the largest come first, unknown values
+        last. Without one: as they were read, but those of a group, or of a task, together and by
+        their sample index.
         ConfigurationError for a field that is not there.
         """
         name, descending = sort.removeprefix("-"), sort.startswith("-")
@@ -155,11 +157,19 @@ class Table:
         key, joined = ('"reward" - mean', _MEANS) if name == "advantage" else (f'"{name}"', "")
         order = f"{key} IS NULL, {key} {'DESC' if descending else 'ASC'}, " if name else ""
         found = self.connection.execute(
-            f"SELECT {_COLUMNS} FROM trajectories {joined} WHERE {which.sql} "
+            f"SELECT number, {_COLUMNS} FROM trajectories {joined} WHERE {which.sql} "
             f"ORDER BY {order or _TOGETHER}number LIMIT ? OFFSET ?",
             (*which.parameters, limit, offset),
         )
-        return self._with_advantages([_overview(row) for row in found])
+        rows = {number: _overview(row) for number, *row in found}
+        for number, row in rows.items():
+            row["hit"] = self._hit(number, which.phrase)
+        return self._with_advantages([*rows.values()])
+
+    def _hit(self, number: int, phrase: str) -> list[str] | None:
+        sql = f"SELECT {EXCERPT} FROM words WHERE words MATCH ? AND rowid = ?"
+        found = phrase and self.connection.execute(sql, (phrase, number)).fetchone()
+        return pieces_of(found[0]) if found else None
 
     def changes(self, prefix: str | None = None) -> int | None:
         """Grows whenever a trajectory is read, or one whose id begins so; None where none is."""
@@ -239,16 +249,7 @@ class WritableTable(Table):
     @classmethod
     def create(cls, connection: sqlite3.Connection) -> WritableTable:
         """The tables, empty, in an empty file. ConfigurationError if SQLite has no FTS5."""
-        try:
-            connection.executescript(_SCHEMA)
-        except sqlite3.OperationalError as error:
-            if "fts5" not in str(error):
-                raise
-            raise ConfigurationError(
-                f"otel_rollout.view needs SQLite with FTS5 to search texts, and that of this "
-                f"Python ({sqlite3.sqlite_version}) was built without it: use a Python whose "
-                f"sqlite3 has it, such as that of python.org, conda or Debian"
-            ) from None
+        create(connection, _SCHEMA)
         return cls(connection)
 
     def add(
@@ -269,9 +270,7 @@ class WritableTable(Table):
             f"INSERT INTO trajectories (file, start, size, {_COLUMNS}) VALUES (?, ?, ?, {marks})",
             (file, start, size, *values),
         ).lastrowid
-        self.connection.execute(
-            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, sql_text(words))
-        )
+        self.connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (number, words))
         for (kind, text, advice), replies in replies_by_sentence(findings).items():
             self.connection.execute(
                 "INSERT OR IGNORE INTO sentences (kind, text, advice) VALUES (?, ?, ?)",
@@ -289,7 +288,7 @@ class WritableTable(Table):
         ).fetchone()
         if row is None:
             return None
-        # Its words stay in the index of words, where no number leads to them any more.
+        self.connection.execute("DELETE FROM words WHERE rowid = ?", row[:1])
         self.connection.execute("DELETE FROM found WHERE number = ?", row[:1])
         self.connection.execute("DELETE FROM trajectories WHERE number = ?", row[:1])
         return row[1], row[2]
@@ -317,10 +316,9 @@ class WritableTable(Table):
 
     def remove_file(self, file: int) -> None:
         """Remove the trajectories of a file, and what could not be read of it."""
-        self.connection.execute(
-            "DELETE FROM found WHERE number IN (SELECT number FROM trajectories WHERE file = ?)",
-            (file,),
-        )
+        of_file = "IN (SELECT number FROM trajectories WHERE file = ?)"
+        self.connection.execute(f"DELETE FROM words WHERE rowid {of_file}", (file,))
+        self.connection.execute(f"DELETE FROM found WHERE number {of_file}", (file,))
         self.connection.execute("DELETE FROM trajectories WHERE file = ?", (file,))
         self.connection.execute("DELETE FROM errors WHERE file = ?", (file,))
 
@@ -347,16 +345,3 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
 def _range(prefix: str) -> tuple[str, str]:
     """The parameters of `_BEGINS`."""
     return prefix, prefix + "\U0010ffff"
-
-
-_words = re.compile(r'"([^"]*)"?|(\S+)')
-
-
-def _phrases(search: str) -> str:
-    """A search for FTS5: all words, each as a prefix, and all "quoted phrases"."""
-    found = []
-    for phrase, word in _words.findall(search):
-        text = (phrase or word).replace('"', " ").replace("\0", " ")
-        if any(character.isalnum() for character in text):
-            found.append(f'"{text}"' + ("*" if word else ""))
-    return " ".join(found)

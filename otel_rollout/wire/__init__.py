@@ -109,9 +109,11 @@ from otel_rollout.wire.servers import sampled_count as sampled_count
 from otel_rollout.wire.servers import sampled_ids as sampled_ids
 from otel_rollout.wire.servers import sampled_logprobs as sampled_logprobs
 from otel_rollout.wire.servers import sampled_texts as sampled_texts
+from otel_rollout.wire.servers import token_bytes as token_bytes
 from otel_rollout.wire.servers import version_spans as version_spans
 from otel_rollout.wire.servers import withholds_ids as withholds_ids
 from otel_rollout.wire.servers import without_tokens as without_tokens
+from otel_rollout.wire.servers import written_tokens as written_tokens
 from otel_rollout.wire.sse import events_of as events_of
 from otel_rollout.wire.sse import expands_too_far as expands_too_far
 from otel_rollout.wire.sse import is_events as is_events

@@ -7,6 +7,7 @@ messages are compared, `shown` is for people; how a part is written in an API is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -78,7 +79,24 @@ class ToolCall:
 
     @property
     def shown(self) -> str:
-        return f"→ {self.name}({self.text})"
+        return f"→ {self.name}({self.readable})"
+
+    @property
+    def readable(self) -> str:
+        """`text` with letters in place of their escapes in JSON."""
+        if "\\u" not in self.text:
+            return self.text
+        found = _escape.sub(_letter, self.text)
+        return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+_escape = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_FIRST_LETTER = 0xA0
+
+
+def _letter(escape: re.Match[str]) -> str:
+    code = int(escape[0][2:] or "0", 16)
+    return chr(code) if code >= _FIRST_LETTER else escape[0]
 
 
 @dataclass(frozen=True, slots=True)

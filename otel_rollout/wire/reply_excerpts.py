@@ -103,6 +103,7 @@ _APART = {"cache_read_input_tokens", "cache_creation_input_tokens"}
 
 
 def counts_of(usage: dict[str, Json]) -> TokenCounts | None:
+    """The counts in `usage`; None where it does not have both of prompt and reply."""
     asked = _first(usage, "prompt_tokens", "input_tokens", "inputTokens")
     sampled = _first(usage, "completion_tokens", "output_tokens", "outputTokens")
     if asked is None or sampled is None:

@@ -107,15 +107,16 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> array[float] | None:
 
 
 def sampled_texts(choice: _Fields) -> list[bytes | None]:
-    """The text of each sampled token, as log-probabilities have it; None where it is unknown.
+    """The text of each sampled token, as log-probabilities have it; None where it is unknown."""
+    return list(map(token_bytes, *written_tokens(choice)))
 
-    A token that is only a part of a character has its bytes there, or no text that can be used.
-    """
+
+def written_tokens(choice: _Fields) -> tuple[Sequence[Json], Sequence[Json]]:
+    """The sampled tokens as log-probabilities have them, and their bytes, for `token_bytes`."""
     for listing in listings(choice):
         if tokens := listing.column("token"):
-            given = listing.column("bytes") or [None] * len(tokens)
-            return list(map(_token_bytes, tokens, given))
-    return []
+            return tokens, listing.column("bytes") or [None] * len(tokens)
+    return [], []
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def _alternative(entry: Json) -> Alternative | None:
         return None
     if not isinstance(given, int):
         given = next(iter(ids_of_texts([text])), None)
-    return Alternative(_token_bytes(text, entry.get("bytes")), given, float(value))
+    return Alternative(token_bytes(text, entry.get("bytes")), given, float(value))
 
 
 def prompt_texts(choice: _Fields, reply: _Fields) -> dict[int, bytes]:
@@ -176,13 +177,17 @@ def prompt_texts(choice: _Fields, reply: _Fields) -> dict[int, bytes]:
     for place in (choice.get("prompt_logprobs"), reply.get("prompt_logprobs")):
         for entries in place if isinstance(place, list) else ():
             for token, entry in entries.items() if isinstance(entries, Mapping) else ():
-                known = _token_bytes(member_of(entry, "decoded_token"), None)
+                known = token_bytes(member_of(entry, "decoded_token"), None)
                 if known is not None and str(token).isdecimal():
                     found[int(token)] = known
     return found
 
 
-def _token_bytes(text: Json, given: Json) -> bytes | None:
+def token_bytes(text: Json, given: Json) -> bytes | None:
+    """The text of a token. None: unknown.
+
+    One that is only a part of a character has its bytes there, or no text that can be used.
+    """
     if isinstance(given, list) and given:
         try:
             return bytes(given)

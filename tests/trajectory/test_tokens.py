@@ -418,13 +418,14 @@ def test_a_row_is_cut_at_its_end(server: Server):
     ("finish", "extra", "truncated"),
     [
         ("stop", {}, False),
+        ("stop", {"max_tokens": 2}, False),
         ("length", {}, True),
         ("tool_calls", {"max_tokens": 2}, True),
         ("tool_calls", {"max_completion_tokens": 3}, False),
     ],
 )
 def test_what_counts_as_truncated(finish: str, extra: dict[str, Any], truncated: bool):
-    """The server's word, or as many tokens as were allowed: some servers hide it."""
+    """The server's word; for calls of tools also as many tokens as were allowed: some hide it."""
     server = Server()
     server.call("A", [1], [2, 3], finish=finish, extra=extra)
     (row,) = server.trajectory().token_sequences()

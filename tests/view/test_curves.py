@@ -1,4 +1,4 @@
-"""Rewards by policy version, time, task: pass rates, pass@k, order, and what is in no mean."""
+"""Rates by policy version and task: failures, pass@k, tokens, order, and what is in no rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_rollout import Trajectory
 from otel_rollout.command.cli import main
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.answers import CURVES, Answers
-from otel_rollout.view.curves import By, Curve, SampleRow, Scores, interval_of, pass_at_k
+from otel_rollout.view.curves import FAILED, By, Curve, SampleRow, Scores, pass_at_k
 from otel_rollout.view.html import InMemory
 from tests.view.made import ask, scored, write
 
@@ -25,13 +25,12 @@ HOUR = 3600 * 10**9
 
 def sample(reward: float | None, **fields: Any) -> SampleRow:
     """A trajectory of one version."""
-    named = {"task_id": None, "group_id": None, "versions": (), "start_time_ns": 0, **fields}
-    return SampleRow(reward, **named)
+    return SampleRow(reward, **fields)
 
 
-def curve(by: str, *samples: SampleRow, threshold: float = 0.5) -> list[dict[str, Any]]:
+def curve(by: str, *samples: SampleRow, **options: Any) -> list[dict[str, Any]]:
     """The points of a curve."""
-    found = Curve(By.parse("by", by), threshold)
+    found = Curve(By.parse("by", by), **options)
     for each in samples:
         found.add(each)
     return found.to_list()
@@ -51,12 +50,10 @@ def test_pass_at_k_is_the_mean_over_tasks_and_not_over_samples():
     scores = Scores()
     for task, rewards in {"a": [1, 0], "b": [0, 0, 0, 0], "c": [1]}.items():
         for reward in rewards:
-            scores.add_sample(sample(reward, task_id=task))
+            scores.add(sample(reward, task_id=task))
     assert scores.pass_rate == pytest.approx(2 / 7)
-    assert scores.pass_at(1) == pytest.approx((0.5 + 0 + 1) / 3)
-    assert scores.pass_at(2) == pytest.approx((1 + 0) / 2)
-    assert scores.pass_at(4) == 0
-    assert scores.pass_at(8) is None
+    at = {k: scores.pass_at(k) for k in (1, 2, 4, 8)}
+    assert at == {1: ((0.5 + 0 + 1) / 3, 3), 2: ((1 + 0) / 2, 2), 4: (0.0, 1), 8: (None, 0)}
 
 
 def test_what_has_no_reward_is_counted_and_in_no_mean():
@@ -108,22 +105,72 @@ def test_a_trajectory_of_several_versions_counts_at_each():
     assert (found.all.count, found.several) == (2, 1)
 
 
-def test_times_are_in_intervals_of_utc():
-    """A start that is not known is a line of its own, the last."""
-    start = 1_764_000_000 * 10**9  # 16:00
-    samples = [sample(1.0, start_time_ns=start + n * HOUR) for n in (2, 0, 9)]
-    names = [point["value"] for point in curve("hour", *samples, sample(0.0))]
-    assert names == ["2025-11-24 16:00", "2025-11-24 18:00", "2025-11-25 01:00", None]
-    assert [p["count"] for p in curve("day", *samples)] == [2, 1]
-    assert curve("minute", samples[0])[0]["value"] == "2025-11-24 18:00"
-    assert curve("day", sample(1.0, start_time_ns=2**63 - 1))[0]["count"] == 1
+CRASHED = [sample(None, status="error", task_id="a") for _ in range(12)]
 
 
-def test_intervals_fit_the_time_that_there_is():
-    """Minutes of an hour, hours of some days, days of all else."""
-    assert [interval_of(0, hours * HOUR) for hours in (0, 1, 3, 100, 101, 9999)] == [
-        *("minute", "minute", "hour", "hour", "day", "day")
-    ]
+@given(
+    st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0]), st.sampled_from(["complete", *FAILED])))
+)
+def test_a_failure_has_not_passed(came: list[tuple[float | None, str]]):
+    """Rates are of failures and of what has a reward; with `scored_only` of the latter alone."""
+    for scored_only in (False, True):
+        scores = Scores(scored_only=scored_only)
+        for reward, status in came:
+            scores.add(sample(reward, status=status))
+        failed = [status in FAILED for _, status in came]
+        passed = [
+            reward == 1 and (scored_only or not fails)
+            for (reward, _), fails in zip(came, failed, strict=True)
+        ]
+        rated = [
+            reward is not None or (fails and not scored_only)
+            for (reward, _), fails in zip(came, failed, strict=True)
+        ]
+        assert (scores.count, scores.failed) == (len(came), sum(failed))
+        assert (scores.rated, scores.passed) == (sum(rated), sum(passed))
+
+
+def test_crashes_are_in_the_rates():
+    """Of 16 samples 12 crashed, and 3 passed: 19 %, and pass@2 is of all 16."""
+    samples = [*CRASHED, *(sample(reward, task_id="a") for reward in (1, 1, 1, 0))]
+    (point,) = curve("task_id", *samples)
+    assert (point["count"], point["failed"], point["scored"], point["rated"]) == (16, 12, 4, 16)
+    assert point["pass_rate"] == 3 / 16
+    assert point["pass_at"]["2"] == pytest.approx(pass_at_k(16, 3, 2))
+    (point,) = curve("task_id", *samples, scored_only=True)
+    assert (point["failed"], point["rated"], point["pass_rate"]) == (12, 4, 0.75)
+
+
+def test_what_always_fails_is_hardest():
+    """It has a rate of 0, and is before what has a low reward."""
+    others = [sample(reward, task_id=task) for task, reward in (("b", 0.1), ("c", 1.0))]
+    found = curve("task_id", *others, *CRASHED)
+    assert [(p["value"], p["pass_rate"]) for p in found] == [("a", 0.0), ("b", 0.0), ("c", 1.0)]
+
+
+def test_each_k_has_the_number_of_its_tasks():
+    """pass@k of few tasks can be below that of more."""
+    many = [sample(0.0, task_id="hard") for _ in range(8)]
+    few = [sample(1.0, task_id=f"easy-{n}") for n in range(9) for _ in range(4)]
+    point = Curve(By.parse("by", "policy_version"))
+    for each in (*many, *few):
+        point.add(each)
+    (found,) = point.to_list()
+    assert found["pass_at"] == {"1": 0.9, "2": 0.9, "4": 0.9, "8": 0.0}
+    assert found["pass_at_tasks"] == {"1": 10, "2": 10, "4": 10, "8": 1}
+
+
+def test_sums_of_tokens_say_what_they_are_of():
+    """Of a value where no trajectory has counts, the sum is unknown, and not 0."""
+    first, second = curve(
+        "task_id",
+        sample(0.0, task_id="a", prompt_tokens=5, sampled_tokens=2),
+        sample(0.0, task_id="a", prompt_tokens=7, sampled_tokens=None),
+        sample(1.0, task_id="b"),
+    )
+    names = ("prompt_tokens", "prompt_tokens_known", "sampled_tokens", "sampled_tokens_known")
+    assert [first[name] for name in names] == [12, 2, 2, 1]
+    assert [second[name] for name in names] == [None, 0, None, 0]
 
 
 def test_the_hardest_tasks_are_first():
@@ -150,7 +197,7 @@ def path(tmp_path: Path) -> str:
     return str(write(tmp_path / "t.jsonl", *lines))
 
 
-@pytest.mark.parametrize("by", ["policy_version", "task_id", "hour"])
+@pytest.mark.parametrize("by", ["policy_version", "task_id"])
 def test_the_page_and_the_list_have_the_same_numbers(by: str, path: str, capsys: Output):
     """One computation: and the filter of each point keeps the trajectories that it counts."""
     assert main(["list", "--json", "--group-by", by, "--pass-threshold", "0.6", path]) == 0
@@ -159,8 +206,7 @@ def test_the_page_and_the_list_have_the_same_numbers(by: str, path: str, capsys:
     lines = Path(path).read_text().splitlines()
     with InMemory(Trajectory.from_json(line) for line in lines) as held:
         asked = Answers(held)
-        name = "time" if by == "hour" else by
-        found = ask(asked, "curve", by=name, **{"pass": 0.6})
+        found = ask(asked, "curve", by=by, **{"pass": 0.6})
         listed = [
             {k: v for k, v in p.items() if k not in ("place", "where")} for p in found["points"]
         ]
@@ -169,7 +215,7 @@ def test_the_page_and_the_list_have_the_same_numbers(by: str, path: str, capsys:
             if point["where"] is not None:
                 kept = ask(asked, "trajectories", where=point["where"])
                 assert kept["total"] == point["count"]
-        part = ask(asked, "curve", by=name, where='task_id == "a"')
+        part = ask(asked, "curve", by=by, where='task_id == "a"')
         assert part["count"] == 3
 
 
@@ -194,15 +240,18 @@ def test_the_table_of_the_list(path: str, capsys: Output, monkeypatch: pytest.Mo
     lines = text.splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("by policy_version"))
     assert lines[at].split()[2:] == [
-        *("count", "scored", "mean", "std", "min", "max", "passed", "pass@1", "pass@2")
+        *("count", "failed", "scored", "mean", "passed", "pass@1", "pass@2", "prompt", "sampled")
     ]
-    assert lines[at + 1].split()[:3] == ["1", "4", "3"]
-    assert lines[at + 1].split()[-3:] == ["33.3%", "25.0%", "100.0%"]
-    assert lines[at + 2].split()[-2:] == ["100.0%", "-"]
+    assert lines[at + 1].split()[:4] == ["1", "4", "0", "3"]
+    assert lines[at + 1].split()[5:] == ["33.3%", "25.0%", "of", "2", "100.0%", "of", "1", "-", "-"]
+    assert lines[at + 2].split()[5:] == ["100.0%", "100.0%", "of", "2", "-", "-", "-"]
     assert lines[at + 3].split()[0] == "-"
-    assert "passed: reward >= 0.5 (--pass-threshold)" in text
-    assert "1 trajectory without a reward, in no mean or rate" in " ".join(text.split())
+    about = " ".join(text.split())
+    assert "passed: reward >= 0.5 (--pass-threshold); a failure has not passed" in about
+    assert "1 trajectory without a reward, in no rate" in about
     assert max(map(len, lines[at : at + 4])) <= 100
+    assert main(["list", "--group-by", "policy_version", "--scored-only", path]) == 0
+    assert "rates are of those with a reward alone" in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_value_is_left_out(tmp_path: Path, capsys: Output):

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from otel_rollout.command.cli import main
 from otel_rollout.view import Overview, Where
+from otel_rollout.view.curves import SampleRow, Scores
 from otel_rollout.view.overview import HEAD
-from otel_rollout.view.sums import Rewards
 from otel_rollout.view.verbs.listing import Table
 from tests.kit.conversations import user
 from tests.kit.recording import Recording
@@ -70,26 +70,32 @@ def test_the_table(
     trajectories: str, spans: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head, a line for each in order of its start, aligned; spans and trajectories alike."""
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "125")
     capsys.readouterr()
     assert main(["list", spans]) == 0
     printed = capsys.readouterr().out
     table, _, footer = printed.partition("\n\n")
     head, *lines = table.splitlines()
-    heads = "id task # status reward error or answer turns sampled trained seconds findings"
+    heads = "id task # status reward error or answer turns prompt sampled trained seconds findings"
     assert " ".join(head.split()) == heads
     assert len(lines) == 8
     asked = Overview.of(next(iter(JsonlTrajectoryExporter.read(trajectories)))).question
     assert asked
     assert asked.split()[0] in lines[0]
     assert "complete" in lines[0]
-    assert all(len(line) <= 120 for line in table.splitlines())
+    assert all(len(line) <= 125 for line in table.splitlines())
     place = head.index("reward") + len("reward")
     assert {line[place - 1] for line in lines} <= set("01-")
+    read = [Overview.of(each) for each in JsonlTrajectoryExporter.read(trajectories)]
+    prompt = sum(each.prompt_tokens or 0 for each in read)
+    sampled = sum(each.sampled_tokens or 0 for each in read)
+    trained = sum(each.trained_tokens for each in read)
+    assert [each.prompt_tokens for each in read].count(None) == 1  # it made no call
+    of = " (of 7 of 8 trajectories)"
     assert footer.splitlines()[:3] == [
         "8 trajectories, 3 groups: 7 complete, 1 error",
-        "reward: mean 0.5, std 0.5, from 0 to 1; 6 of 8 have one",
-        f"{sum(int(line.split()[-3]) for line in lines)} tokens train; 0 replies in no row",
+        "reward: mean 0.5; 6 of 8 have one",
+        f"tokens: prompt {prompt}{of}, sampled {sampled}{of}, {trained} train; 0 replies in no row",
     ]
     assert "errors, in 1 trajectory:\n     1 x " in footer
     assert "2 x unscored: it has no reward" in footer
@@ -133,6 +139,7 @@ def test_tasks_and_errors_are_in_the_list(
     assert ids("--where", 'error_type == "TimeoutError" and "Paris" in question') == ["2"]
     assert ids("--where", 'answer == "4"') == ["d"]
     assert ids("--sort=-question") == ["2", "1", "0", "d"]
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["list", path, "--group-by", "group_id"]) == 0
     assert "00000000 Where is Paris, 0?" in capsys.readouterr().out
     assert main(["list", path, "--group-by", "error_type"]) == 0
@@ -158,14 +165,11 @@ def test_as_json(listed: Any, recorded: Recording) -> None:
     assert lines == [json.loads(json.dumps(Overview.of(each).to_dict())) for each in live]
     assert summary["trajectories"] == 8
     assert summary["statuses"] == {"complete": 7, "error": 1}
-    assert summary["reward"] == {
-        "count": 8,
-        "scored": 6,
-        "mean": 0.5,
-        "std": 0.5,
-        "min": 0.0,
-        "max": 1.0,
-    }
+    assert summary["reward"] == {"count": 8, "scored": 6, "mean": 0.5}
+    assert summary["failed"] == 1
+    for name in ("prompt_tokens", "sampled_tokens"):
+        assert summary[name] == sum(line[name] or 0 for line in lines) > 0
+        assert summary[f"{name}_known"] == 7
     assert summary["group_ids"] == 3
     assert summary["groups"] == []
     assert {one["kind"] for one in summary["findings"]} == {"unscored", "failed", "incomplete"}
@@ -272,8 +276,8 @@ def test_by_the_values_of_a_field(
     assert main(["list", "--group-by", "status", spans]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("by status"))
-    assert lines[at + 1].split()[:3] == ["complete", "7", "6"]
-    assert lines[at + 2].split()[:4] == ["error", "1", "0", "-"]
+    assert lines[at + 1].split()[:4] == ["complete", "7", "0", "6"]
+    assert lines[at + 2].split()[:6] == ["error", "1", "1", "0", "-", "0.0%"]
 
 
 @pytest.mark.parametrize(
@@ -380,17 +384,15 @@ def test_no_trajectory_is_said(tmp_path: Path, spans: str, capsys: Output) -> No
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30))
-def test_mean_and_spread_are_those_of_all_rewards(rewards: list[float | None]) -> None:
+def test_the_mean_is_that_of_all_rewards(rewards: list[float | None]) -> None:
     """Though none of them is kept."""
-    sums = Rewards()
+    sums = Scores()
     for reward in rewards:
-        sums.add(reward)
+        sums.add(SampleRow(reward))
     known = [reward for reward in rewards if reward is not None]
     assert (sums.count, sums.scored) == (len(rewards), len(known))
     if known:
         assert math.isclose(sums.mean, fmean(known), abs_tol=1e-6)
-        assert math.isclose(sums.std, pstdev(known), rel_tol=1e-6, abs_tol=1e-3)
-        assert (sums.least, sums.most) == (min(known), max(known))
     else:
         assert sums.to_dict()["mean"] is None
 
@@ -410,4 +412,4 @@ def test_the_page_names_what_the_summary_has(listed: Any) -> None:
     described = PAGE[PAGE.index('`{"summary": ...}` with `trajectories`') :]
     places = [described.index(f"`{name}`") for name in summary if name != "group_by"]
     assert places == sorted(places)
-    assert places[-1] < 600
+    assert places[-1] < 800

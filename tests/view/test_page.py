@@ -22,7 +22,7 @@ from otel_rollout.view.index import Index
 from tests.kit.conversations import user
 from tests.kit.to_look_at import IMAGE_WIDTH, record_groups, record_hard, record_long
 from tests.view.browser import Reader, Served, chromium, reading, serving
-from tests.view.made import Call, line, write
+from tests.view.made import Call, line, scored, write
 
 pytestmark = pytest.mark.browser
 
@@ -121,30 +121,47 @@ def test_a_filter_is_there_as_a_command(reader: Reader, served: Served):
     assert words[3:] == ["--where", "name == \"swe_agent\" and name != 'x'"]
 
 
-def test_rewards_are_curves_by_version_time_and_task(reader: Reader):
+def test_rates_are_curves_by_version_and_task(reader: Reader):
     """By a key, with an address of its own; a point is named, and leads to its trajectories."""
     reader.open()
     reader.see(".table-foot", "16 of 16")
     reader.press("c")
     reader.until("location.hash === '#curve=policy_version'")
-    reader.see(".chart h2", "Reward")
-    reader.see(".chart .key", "mean ± std")
-    reader.see(".chart .key", "passed")
-    for title, by in (("Time", "time"), ("Task", "task_id")):
-        reader.tab.get_by_role("link", name=title, exact=True).click()
-        reader.until(f"location.hash === '#curve={by}'")
-        reader.see(".points th", title if title == "Task" else "from (UTC)")
+    reader.see(".chart h2", "Pass rate and failures")
+    reader.see(".chart .key", "failed")
+    reader.tab.get_by_role("link", name="Task", exact=True).click()
+    reader.until("location.hash === '#curve=task_id'")
+    reader.see(".points th", "Task")
     first = reader.see(".points tbody tr").inner_text()
-    reader.press("Home")
     reader.see(".points tr.chosen", first.split()[0])
     reader.tab.locator(".pass input").fill("0.9")
     reader.press("Enter")
     reader.until("location.hash.includes('pass=0.9')")
-    reader.see(".points")
+    reader.see(".curves-note", "A failure has not passed")
+    reader.tab.locator("input[name=failures]").uncheck()
+    reader.until("location.hash.includes('scored=only')")
+    reader.see(".curves-note", "a reward alone")
     reader.tab.locator(".points tbody a").first.click()
     reader.until("location.hash.startsWith('#where=task_id')")
     count = first.split()[1]
     reader.see(".table-foot", f"{count} of 16")
+
+
+def test_curves_open_on_the_newest_version_that_is_known(browser: Browser, tmp_path: Path):
+    """Trajectories of no version are in the table alone, and the last of it."""
+    path = write(tmp_path / "t.jsonl", *(versioned(f"t{n}", n) for n in (1, 2, None)))
+    with serving(path) as served, reading(browser, served.url) as reader:
+        reader.open("curve=policy_version")
+        reader.see(".points tbody tr:last-child", "not known")
+        reader.see(".points tr.chosen", "2")
+        reader.see(".curves-at", "1 trajectory")
+
+
+def versioned(id_: str, version: int | None) -> dict[str, Any]:
+    """A trajectory of this policy version."""
+    made = scored(id_, 1.0)
+    made["exchanges"][0]["policy_version"] = version
+    return made
 
 
 def test_a_wrong_threshold_is_answered_beside_the_curves(reader: Reader):
@@ -171,10 +188,38 @@ def test_nothing_scrolls_sideways(browser: Browser, served: Served, width: int):
 
 
 def test_words_are_searched_for_in_messages(reader: Reader):
-    """Only trajectories that contain them stay."""
+    """Only trajectories that contain them stay, with the text around; a click leads to it."""
     reader.open("search=queryset")
     reader.see(".table-foot", "2 of 16")
     assert reader.see(".row:not(.heads)").inner_text().startswith("researcher")
+    found = reader.see(".row .hit mark").inner_text()
+    assert "queryset" in found.lower()
+    reader.tab.locator(".row .open").first.click()
+    reader.until("location.hash.includes('node=')")
+    assert reader.tab.locator("input[name=find]").input_value() == found
+    reader.see(".finder button", "found")
+
+
+def test_names_and_metadata_are_facets(browser: Browser, tmp_path: Path):
+    """A click on a value filters by it."""
+    lines = [
+        scored(f"t{n}", 1.0, name=name, metadata={"split": split, "hard": n > 1})
+        for n, (name, split) in enumerate([("a", "train"), ("b", "train"), ("b", "test")])
+    ]
+    with (
+        serving(write(tmp_path / "t.jsonl", *lines)) as served,
+        reading(browser, served.url) as reader,
+    ):
+        for title, value, count in (
+            ("Agent", "b", 2),
+            ("split", "train", 2),
+            ("hard", "true", 1),
+        ):
+            reader.open()
+            reader.see(".table-foot", "3 of 3")
+            panel = reader.tab.locator(".panel").filter(has_text=title)
+            panel.get_by_role("button", name=value).first.click()
+            reader.see(".table-foot", f"{count} of 3")
 
 
 def test_heads_sort_both_ways(reader: Reader):

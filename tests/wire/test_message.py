@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from otel_rollout import rollout
 from otel_rollout.testing import Raw
 from otel_rollout.view.as_text import format_trajectory
-from otel_rollout.view.messages import message_row, words_of
+from otel_rollout.view.messages import message_row
+from otel_rollout.view.search import searched_text
 from otel_rollout.wire import (
     Other,
     Part,
@@ -78,7 +79,7 @@ def test_a_shape_that_is_added_is_read_everywhere(recording: Recording, clients:
     (span,) = recording.spans_named("execute_tool add")
     assert (span.attributes or {})["gen_ai.tool.call.arguments"] == '{"a": 1}'
     assert "forty-two" in str((span.attributes or {})["gen_ai.tool.call.result"])
-    for shown in (words_of(trajectory), format_trajectory(trajectory)):
+    for shown in (searched_text(trajectory), format_trajectory(trajectory)):
         assert "→ add({" in shown
         assert "forty-two <image_url>" in shown
 

@@ -181,7 +181,7 @@ class _Report:
         if examined is None:
             return None
         self.groups.ask_for(sample.group_id)
-        overview, findings, trainable, dropped = examined
+        overview, findings, trainable, dropped, _ = examined
         if self._ids[digest]:
             findings.append(_CAME_BEFORE)
         self._ids[digest] = True

@@ -1,4 +1,4 @@
-"""Which trajectories a verb is about (`--where`), and in which order they come (`--sort`)."""
+"""Which trajectories a verb is about (`--where`, `--search`), and in which order they come."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from otel_rollout.view.curves import By, Curve
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
 from otel_rollout.view.overview import HEAD, Examined, Overview, check_threshold, examine
+from otel_rollout.view.search import Search
 from otel_rollout.view.sources import lines_in_order, ordered
 
 
@@ -22,6 +23,8 @@ class Choice:
     def __init__(self, options: argparse.Namespace) -> None:
         self.where: Where | None = None
         """None: every trajectory."""
+        self.search: Search | None = None
+        """None: nothing is searched for."""
         self._asked = 0
         """Trajectories that the filter was asked about."""
         self.sorts: str | None = getattr(options, "sort", None)
@@ -32,25 +35,36 @@ class Choice:
         try:
             if options.where is not None:
                 self.where = Where.parse(options.where)
+            if getattr(options, "search", None) is not None:
+                self.search = Search.parse("--search", options.search)
             if self.sorts is not None:
                 self._by = Field.parse("--sort", self.sorts.removeprefix("-"), not_of=("list",))
             if getattr(options, "group_by", None) is not None:
                 threshold = check_threshold("--pass-threshold", options.pass_threshold)
-                self.curve = Curve(By.parse("--group-by", options.group_by), threshold)
+                self.curve = Curve(
+                    By.parse("--group-by", options.group_by), threshold, options.scored_only
+                )
         except ConfigurationError as error:
             options.wrong(str(error))
 
     def nothing(self) -> str:
         """The sentence for people where no trajectory is left."""
-        if self.where is None or not self._asked:
+        given = {"--where": self.where, "--search": self.search}
+        names = " and ".join(name for name, each in given.items() if each is not None)
+        if not names or not self._asked:
             return "no trajectories"
-        return f"--where: 0 of {number_of(self._asked, 'trajectory')} match"
+        return f"{names}: 0 of {number_of(self._asked, 'trajectory')} match"
 
     def keeps(self, trajectory: Trajectory) -> bool:
-        """True for a trajectory that the filter keeps; its calls are read if that needs them."""
+        """True for a trajectory that is asked for; its calls are read if that needs them."""
         where = self.where
         self._asked += 1
-        return where is None or where.matches(Overview.of(trajectory, where.names))
+        matches = where is None or where.matches(Overview.of(trajectory, where.names))
+        return matches and self.hit(trajectory) is not None
+
+    def hit(self, trajectory: Trajectory) -> list[str] | None:
+        """The excerpt around what is searched for (`Search.hit`); [] where nothing is."""
+        return [] if self.search is None else self.search.hit(trajectory)
 
     @property
     def reads_replies(self) -> bool:
@@ -58,12 +72,17 @@ class Choice:
         return self.where is None or not self.where.names <= HEAD
 
     def examined(self, trajectory: Trajectory) -> Examined | None:
-        """What is computed of a trajectory; None for one that the filter does not keep."""
-        where = self.where
-        if not self.reads_replies:
-            return examine(trajectory) if self.keeps(trajectory) else None
+        """What is computed of a trajectory; None for one that is not asked for."""
+        where, names = self.where, self.where.names if self.where else set[str]()
         self._asked += 1
-        examined = examine(trajectory)
+        if where is not None and names <= HEAD:
+            if not where.matches(Overview.of(trajectory, names)):
+                return None
+            where = None
+        hit = self.hit(trajectory)
+        if hit is None:
+            return None
+        examined = examine(trajectory)._replace(hit=hit or None)
         return examined if where is None or where.matches(examined.overview) else None
 
     def keyed(self, trajectory: Trajectory) -> tuple[Any, Trajectory] | None:

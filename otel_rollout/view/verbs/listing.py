@@ -7,24 +7,28 @@ distinct finding, of which there is a bound.
 from __future__ import annotations
 
 import argparse
-import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, note, number_of, shortened
-from otel_rollout.view.curves import Curve, Scores
+from otel_rollout.terminal import escaped, line_width, note, number_of, shortened
+from otel_rollout.view.curves import (
+    Curve,
+    Endings,
+    Scores,
+    TokenSum,
+    label,
+    short_id,
+    token_numbers,
+)
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
-from otel_rollout.view.sums import Endings, Rewards, label, short_id
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.never_ended import note_never_ended
 from otel_rollout.wire import Json, dumps
 
-_WIDTH = 160
-"""Characters of a line where no terminal says how wide it is."""
 _DISTINCT = 10_000
 """Distinct findings that are counted apart; those after them are counted together."""
 _SHOWN = 20
@@ -38,21 +42,27 @@ def list_trajectories(options: argparse.Namespace) -> int:
     choice = Choice(options)
     totals = Totals(curve=choice.curve)
     sources = Sources(options.sources, prints_lines=True)
-    overviews = choice.in_order(_overviews(sources, choice, totals, options))
+    hits: dict[str, list[str]] = {}
+    overviews = choice.in_order(_overviews(sources, choice, totals, options, hits))
     if options.json:
         for overview in overviews:
-            print(dumps(overview.to_dict()), flush=True)
+            hit = {} if choice.search is None else {"hit": hits.pop(overview.id, [])}
+            print(dumps({**overview.to_dict(), **hit}), flush=True)
         print(dumps({"summary": totals.to_dict()}))
     else:
-        _print_table(overviews, totals)
-        if not totals.rewards.count:
+        _print_table(overviews, totals, hits)
+        if not totals.scores.count:
             note(choice.nothing())
     note_never_ended(sources.started)
     return note_unreadable(sources.errors)
 
 
 def _overviews(
-    sources: Sources, choice: Choice, totals: Totals, options: argparse.Namespace
+    sources: Sources,
+    choice: Choice,
+    totals: Totals,
+    options: argparse.Namespace,
+    hits: dict[str, list[str]],
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
     found = sources.trajectories(
@@ -62,18 +72,23 @@ def _overviews(
         reads_replies=choice.reads_replies,
     )
     for examined in found:
-        totals.add(examined.overview, examined.findings)
+        if examined.hit:
+            hits[examined.overview.id] = examined.hit
+        totals.count(examined.overview, examined.findings)
         yield examined.overview
 
 
-def _print_table(overviews: Iterable[Overview], totals: Totals) -> None:
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+def _print_table(overviews: Iterable[Overview], totals: Totals, hits: dict[str, list[str]]) -> None:
+    width = line_width()
     table = Table(width)
     for number, overview in enumerate(overviews):
         if not number:
             print(table.head())
         print(table.line(overview), flush=True)
-    if totals.rewards.count:
+        if hit := hits.pop(overview.id, None):
+            marked = (f"«{text}»" if place % 2 else text for place, text in enumerate(hit))
+            print(" " * 10 + padded("".join(marked), max(width - 10, 40)).rstrip())
+    if totals.scores.count:
         print()
         for line in totals.lines(width):
             print(line)
@@ -123,6 +138,7 @@ COLUMNS = (
     Column("reward", lambda o: number(o.reward), 7),
     Column("error or answer", end_of, 15, 60, is_text=True, rank=3),
     Column("turns", lambda o: o.turns, 5),
+    Column("prompt", lambda o: number(o.prompt_tokens), 7, rank=6),
     Column("sampled", lambda o: number(o.sampled_tokens), 7, rank=5),
     Column("trained", lambda o: o.trained_tokens, 7),
     Column("seconds", lambda o: "-" if o.seconds is None else f"{o.seconds:.1f}", 7, rank=6),
@@ -201,9 +217,9 @@ class Totals(Endings):
     """Trajectories, by kind, text for a sum, and advice."""
     _replies: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
-    def add(self, overview: Overview, findings: Iterable[Finding]) -> None:
-        """Count a trajectory."""
-        self.add_ending(overview.reward, overview.status, overview.termination_reason)
+    def count(self, overview: Overview, findings: Iterable[Finding]) -> None:
+        """Count a trajectory and its findings."""
+        self.add(overview, overview.termination_reason)
         self.add_error(overview.error_type, overview.error)
         self.trained_tokens += overview.trained_tokens
         self.dropped += overview.dropped
@@ -224,17 +240,24 @@ class Totals(Endings):
     def to_dict(self) -> dict[str, Json]:
         """The sums as JSON."""
         return {
-            "trajectories": self.rewards.count,
+            "trajectories": self.scores.count,
             "statuses": dict(self.statuses.most_common()),
             "termination_reasons": dict(self.reasons.most_common()),
             "errors": [
                 {"error_type": name, "error": text, "count": count}
                 for name, text, count in self.errors()
             ],
-            "reward": self.rewards.to_dict(),
+            "reward": {
+                name: each
+                for name, each in self.scores.to_dict().items()
+                if name in ("count", "scored", "mean")
+            },
+            "failed": self.scores.failed,
+            **token_numbers(prompt_tokens=self.scores.prompt, sampled_tokens=self.scores.sampled),
             "group_ids": len(self._group_ids),
             "group_by": None if self.curve is None else self.curve.by.text,
             "pass_threshold": None if self.curve is None else self.curve.threshold,
+            "failures": None if self.curve is None else self.curve.failures,
             "groups": [] if self.curve is None else self.curve.to_list(),
             "trained_tokens": self.trained_tokens,
             "dropped": self.dropped,
@@ -251,7 +274,7 @@ class Totals(Endings):
 
     def lines(self, width: int) -> Iterator[str]:
         """The footer for people."""
-        count = self.rewards.count
+        scores, count = self.scores, self.scores.count
         endings = ", ".join(f"{n} {status}" for status, n in self.statuses.most_common())
         reasons = ", ".join(
             f"{n} {reason}"
@@ -263,11 +286,11 @@ class Totals(Endings):
             f"{number_of(count, 'trajectory')}{grouped}: {endings}"
             + (f" ({reasons})" if reasons else "")
         )
-        scored = f"; {self.rewards.scored} of {count} have one" * bool(self.rewards.scored)
-        yield f"reward: {_spread(self.rewards)}{scored}"
+        mean = f"mean {number(scores.mean)}; {scores.scored} of {count} have one"
+        yield f"reward: {mean if scores.scored else 'none'}"
         yield (
-            f"{number_of(self.trained_tokens, 'token')} train; "
-            f"{number_of(self.dropped, 'reply')} in no row"
+            f"tokens: prompt {scores.prompt.text(count)}, sampled {scores.sampled.text(count)}, "
+            f"{self.trained_tokens} train; {number_of(self.dropped, 'reply')} in no row"
         )
         yield from self._error_lines(width)
         if self.curve is not None:
@@ -285,14 +308,16 @@ class Totals(Endings):
 
     def _group_lines(self, curve: Curve, width: int) -> Iterator[str]:
         ks = curve.ks() if len(curve) else []
-        heads = ["count", "scored", "mean", "std", "min", "max", "passed"]
+        heads = ["count", "failed", "scored", "mean", "passed", *(f"pass@{k}" for k in ks)]
+        heads += ["prompt", "sampled"]
         rows = [_cells(scores, ks) for _, scores in curve.points()]
-        heads += [f"pass@{k}" for k in ks]
         sizes = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        if sum(sizes) + len(_GAP) * len(sizes) + _LEAST_NAME > width:  # --json has the tokens
+            heads, rows, sizes = heads[:-2], [cells[:-2] for cells in rows], sizes[:-2]
         room = max(_LEAST_NAME, min(_NAME, width - sum(sizes) - len(_GAP) * len(sizes)))
         yield _aligned(padded(f"by {curve.by.text}", room), heads, sizes)
         for (value, _), cells in zip(curve.points(), rows, strict=True):
-            text = label(curve.by.name(value))
+            text = label(value)
             task, name = self._tasks.get(text, ""), short_id(text) or ""
             name = padded(f"{name}  {task}" if task and task != name else name, room)
             yield _aligned(name, cells, sizes)
@@ -315,15 +340,24 @@ class Totals(Endings):
 
 
 def _cells(scores: Scores, ks: Sequence[int]) -> list[str]:
-    """The numbers of a line of a group; those without a reward have none."""
-    known = scores.scored > 0
-    values = (scores.mean, scores.std, scores.least, scores.most)
-    rates = (scores.pass_rate, *map(scores.pass_at, ks))
+    """The numbers of a line of a group; `-` where nothing is known."""
+    at = [scores.pass_at(k) for k in ks]
     return [
-        *map(str, (scores.count, scores.scored)),
-        *(number(value if known else None) for value in values),
-        *("-" if rate is None else f"{100 * rate:.1f}%" for rate in rates),
+        *map(str, (scores.count, scores.failed, scores.scored)),
+        number(scores.mean if scores.scored else None),
+        _percent(scores.pass_rate),
+        *(_percent(rate) + f" of {tasks}" * (rate is not None) for rate, tasks in at),
+        *(_part(tokens, scores.count) for tokens in (scores.prompt, scores.sampled)),
     ]
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{100 * rate:.1f}%"
+
+
+def _part(tokens: TokenSum, count: int) -> str:
+    """A sum; it has a mark where it is not of all trajectories."""
+    return (f"{tokens.total}" + "+" * (tokens.known < count)) if tokens.known else "-"
 
 
 def _aligned(name: str, cells: Sequence[str], sizes: Sequence[int]) -> str:
@@ -332,20 +366,16 @@ def _aligned(name: str, cells: Sequence[str], sizes: Sequence[int]) -> str:
 
 def _about(curve: Curve, ks: Sequence[int]) -> str:
     """What the columns are, and which trajectories are not in them."""
-    found = [f"passed: reward >= {number(curve.threshold)} (--pass-threshold)"]
+    rule = "a failure has not passed (--scored-only)"
+    if curve.scored_only:
+        rule = "rates are of those with a reward alone (--scored-only)"
+    found = [f"passed: reward >= {number(curve.threshold)} (--pass-threshold); {rule}"]
     if ks:
-        found.append("pass@k: mean over the tasks with at least k scored trajectories")
-    if unscored := curve.all.count - curve.all.scored:
-        found.append(f"{number_of(unscored, 'trajectory')} without a reward, in no mean or rate")
+        found.append("pass@k: mean over the tasks with k rated trajectories, of so many tasks")
+    if unrated := curve.all.count - curve.all.rated:
+        found.append(f"{number_of(unrated, 'trajectory')} without a reward, in no rate")
+    if min(curve.all.prompt.known, curve.all.sampled.known) < curve.all.count:
+        found.append("+: tokens of some trajectories are not known")
     if curve.several:
         found.append(f"{number_of(curve.several, 'trajectory')} of several versions, in each")
     return "; ".join(found)
-
-
-def _spread(rewards: Rewards) -> str:
-    if not rewards.scored:
-        return "none"
-    return (
-        f"mean {number(rewards.mean)}, std {number(rewards.std)}, "
-        f"from {number(rewards.least)} to {number(rewards.most)}"
-    )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, get_args
 
-from otel_rollout.terminal import has_colours, note
+from otel_rollout.terminal import has_colours, line_width, note
 from otel_rollout.trajectory import Kind, Trajectory
 from otel_rollout.view.as_text import trajectory_lines
 from otel_rollout.view.sources import Sources, note_unreadable
@@ -22,7 +21,7 @@ def show(options: argparse.Namespace) -> int:
     sources = Sources(options.sources, prints_lines=True)
     wanted = (options.id or "").lower()
     coloured = _coloured() if has_colours() else str
-    width = None if options.full else shutil.get_terminal_size((80, 24)).columns
+    width = None if options.full else line_width()
     shown = 0
 
     def keyed(each: Trajectory) -> tuple[Any, Trajectory] | None:

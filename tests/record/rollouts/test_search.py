@@ -122,7 +122,6 @@ def test_a_trajectory_built_by_hand_has_its_numbers_and_texts(recording: Recordi
     assert numbers(span) == {REWARD: 0.5, f"{REWARDS}format": 0.25}
     shown = of_span(span)
     assert (shown["input.value"], shown["output.value"]) == ("2 + 2?", "4")
-    assert "Be brief." in shown["gen_ai.system_instructions"]
     assert "rollout.call_count" not in shown
 
 
@@ -137,8 +136,8 @@ def test_names_of_rewards_are_safe(names: list[str]):
         assert len(name) < 64 + 50
 
 
-def test_tools_and_their_errors_are_counted(recording: Recording, clients: Clients):
-    """Those that `tool` draws, and those that are drawn from requests; none is no number."""
+def test_tools_that_failed_are_errors(recording: Recording, clients: Clients):
+    """Those that `tool` draws, and those that are drawn from requests."""
     url = clients.serve([Reply(tool_calls=[ToolCall("a", "{}", id="c1")]), "x"]).base_url
     with openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client, rollout("x"):
         reply = client.chat.completions.create(model="m", messages=[user("go")])
@@ -149,11 +148,6 @@ def test_tools_and_their_errors_are_counted(recording: Recording, clients: Clien
             pass
         with pytest.raises(KeyError), tool("broken"):
             raise KeyError("gone")
-    with rollout("none"):
-        pass
-    first, none = map(of_span, recording.spans_named("invoke_agent"))
-    assert (first["rollout.tool_count"], first["rollout.tool_error_count"]) == (3, 2)
-    assert not {"rollout.tool_count", "rollout.tool_error_count"} & none.keys()
     failed = [s for s in recording.spans_named("execute_tool") if not s.status.is_ok]
     said = {s.name: s.status.description for s in failed if s.status.description}
     assert said == {"execute_tool a": "no", "execute_tool broken": "KeyError: 'gone'"}

@@ -13,6 +13,8 @@ export interface Address {
   curve?: string;
   /** The least reward of a pass. */
   pass?: string;
+  /** "only": rates are of what has a reward; else a failure has not passed. */
+  scored?: string;
   group?: string;
   /** Two ids. */
   diff?: [string, string];
@@ -35,7 +37,17 @@ export function changedBy(address: Address, change: Change): Address {
 }
 
 const NUMBERS = ["history", "node", "row", "token"] as const;
-const TEXTS = ["where", "search", "sort", "curve", "pass", "group", "trajectory", "signal"] as const;
+const TEXTS = [
+  "where",
+  "search",
+  "sort",
+  "curve",
+  "pass",
+  "scored",
+  "group",
+  "trajectory",
+  "signal",
+] as const;
 
 /** The address that this text names; what it does not know is left out. */
 export function parseAddress(hash: string): Address {
@@ -69,7 +81,7 @@ export function formatAddress(address: Address): string {
   const words: string[] = [];
   const add = (name: string, value: string) =>
     words.push(`${name}=${encodeURIComponent(value).replaceAll("%20", "+")}`);
-  for (const name of ["where", "search", "sort", "curve", "pass", "group"] as const) {
+  for (const name of ["where", "search", "sort", "curve", "pass", "scored", "group"] as const) {
     if (address[name]) add(name, address[name]);
   }
   if (address.diff) {

@@ -10,8 +10,6 @@ export interface Series {
   kind: string;
   /** A value for each point; null: not known, the line has a gap. */
   values: (number | null)[];
-  /** Lower and upper end of what is around each value. */
-  band?: ([number, number] | null)[];
 }
 
 interface Props {
@@ -137,22 +135,10 @@ interface LineProps {
 
 function Line({ series, length, x, y, apart, at }: LineProps): JSX.Element {
   const values = series.values.slice(0, length);
-  const band = series.band?.slice(0, length);
   const runs = apart ? values.map((_, n) => [n]) : runsOf(values);
   const point = (n: number, value: number) => `${x(n).toFixed(1)},${y(value).toFixed(1)}`;
-  const around = (run: number[]) => [
-    ...run.map((n) => point(n, band?.[n]?.[1] ?? 0)),
-    ...run.map((n) => point(n, band?.[n]?.[0] ?? 0)).reverse(),
-  ];
   return (
     <g class={`series ${series.kind}`}>
-      {band &&
-        (apart
-          ? band.map(
-              (ends, n) =>
-                ends && <line class="whisker" x1={x(n)} x2={x(n)} y1={y(ends[0])} y2={y(ends[1])} />,
-            )
-          : runs.map((run) => run.length > 1 && <polygon points={around(run).join(" ")} />))}
       {runs.map(
         (run) => run.length > 1 && <polyline points={run.map((n) => point(n, values[n] ?? 0)).join(" ")} />,
       )}

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 
 import { Status } from "./overview";
-import { Name, seconds, short, shortId, signed } from "./text";
+import { Name, seconds, short, shortId, signed, tokens } from "./text";
 import type { Overview } from "./types";
 
 export interface Column {
@@ -70,18 +70,25 @@ export const COLUMNS: Column[] = [
     cell: (row) => short(row.turns),
   },
   {
+    field: "prompt_tokens",
+    head: "Prompt",
+    title: "Tokens of the prompts of all calls",
+    number: true,
+    cell: (row) => tokens(row.prompt_tokens),
+  },
+  {
     field: "sampled_tokens",
     head: "Sampled",
     title: "Tokens that the model sampled",
     number: true,
-    cell: (row) => short(row.sampled_tokens),
+    cell: (row) => tokens(row.sampled_tokens),
   },
   {
     field: "trained_tokens",
     head: "Trained",
     title: "Tokens that a trainer learns from",
     number: true,
-    cell: (row) => short(row.trained_tokens),
+    cell: (row) => tokens(row.trained_tokens),
   },
   {
     field: "seconds",

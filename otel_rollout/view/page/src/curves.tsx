@@ -1,4 +1,4 @@
-// Rewards by policy version, over time and by task: two charts over one axis, and a table of the points.
+// Rates by policy version and by task: two charts over one axis, and a table of the points.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -8,13 +8,12 @@ import { Chart, type Series } from "./chart";
 import { Filters } from "./filters";
 import { useKeys, useLoaded } from "./hooks";
 import { revision, source } from "./source";
-import { Name, count, many, plain, short, shortId } from "./text";
+import { Name, count, many, plain, short, shortId, tokenSum, tokens } from "./text";
 import type { CurvePoint, CurveView, State } from "./types";
 import { hasClause, toggled } from "./where";
 
 const TABS: [string, string][] = [
   ["policy_version", "Policy version"],
-  ["time", "Time"],
   ["task_id", "Task"],
 ];
 const NOT_KNOWN = "not known";
@@ -30,15 +29,20 @@ interface Props {
 export function CurvesView({ address, by, state }: Props): JSX.Element {
   const filter = { where: address.where ?? "", search: address.search ?? "" };
   const pass = address.pass ?? "";
-  const about = JSON.stringify([filter, by, pass]);
-  const loaded = useLoaded(() => source.curve(filter, by, pass), `${about} ${revision(state)}`, about);
+  const scored = address.scored ?? "";
+  const about = JSON.stringify([filter, by, pass, scored]);
+  const loaded = useLoaded(
+    () => source.curve(filter, by, pass, scored),
+    `${about} ${revision(state)}`,
+    about,
+  );
   const move = (change: Change) => go(changedBy(address, change));
   const curve = loaded.value;
   return (
     <div class="curves">
       {source.embedded ? null : <Filters address={address} state={state} move={move} error={loaded.error} />}
       <div class="curves-bar">
-        <h1>Rewards by</h1>
+        <h1>Rates by</h1>
         <nav class="tabs" aria-label="What the curves are by">
           {TABS.map(([name, title]) => (
             <a
@@ -50,6 +54,7 @@ export function CurvesView({ address, by, state }: Props): JSX.Element {
           ))}
         </nav>
         {curve && <Threshold curve={curve} pass={pass} set={(text) => move({ pass: text })} />}
+        {curve && <Failures curve={curve} set={(only) => move({ scored: only ? "only" : "failed" })} />}
       </div>
       {curve && curve.points.length > 0 && <Points curve={curve} address={address} key={curve.by} />}
       {curve && curve.points.length === 0 && <p class="hint">No trajectory matches.</p>}
@@ -80,11 +85,29 @@ function Threshold({ curve, pass, set }: ThresholdProps): JSX.Element {
   );
 }
 
+/** The rule for failures; a page without a server has one answer. */
+function Failures({ curve, set }: { curve: CurveView; set(only: boolean): void }): JSX.Element {
+  const rule = curve.scoredOnly ? "rates of what has a reward alone" : "a failure has not passed";
+  if (source.embedded) return <span class="muted">{rule}</span>;
+  return (
+    <label>
+      <input
+        type="checkbox"
+        name="failures"
+        checked={!curve.scoredOnly}
+        onChange={(event) => set(!event.currentTarget.checked)}
+      />{" "}
+      a failure has not passed
+    </label>
+  );
+}
+
 function Points({ curve, address }: { curve: CurveView; address: Address }): JSX.Element {
   const { points } = curve;
-  const [at, setAt] = useState(points.length - 1);
+  const first = opening(curve);
+  const [at, setAt] = useState(first);
   const chosen = Math.min(at, points.length - 1);
-  useEffect(() => setAt(points.length - 1), [points.length]);
+  useEffect(() => setAt(first), [points.length]);
   const step = (by: number) => setAt(Math.max(0, Math.min(points.length - 1, chosen + by)));
   useKeys({
     ArrowLeft: () => step(-1),
@@ -96,9 +119,8 @@ function Points({ curve, address }: { curve: CurveView; address: Address }): JSX
       if (next) go(next);
     },
   });
-  const scored = points.filter((one) => one.mean !== null);
-  const bands = points.map(bandOf);
-  const usual = (k: number) => k > 1 && k <= MOST_K && 2 * known(points, k) >= scored.length;
+  const rated = points.filter((one) => one.pass_rate !== null);
+  const usual = (k: number) => k > 1 && k <= MOST_K && 2 * known(points, k) >= rated.length;
   const most = curve.ks.filter(usual).at(-1);
   const common = {
     places: placesOf(points),
@@ -112,6 +134,19 @@ function Points({ curve, address }: { curve: CurveView; address: Address }): JSX
     ...(most === undefined
       ? []
       : [{ name: `pass@${most}`, kind: "at-k", values: points.map((one) => one.pass_at[most] ?? null) }]),
+    { name: "failed", kind: "failed", values: points.map((one) => one.failed / Math.max(1, one.count)) },
+  ];
+  const used: Series[] = [
+    {
+      name: "prompt",
+      kind: "mean",
+      values: points.map((one) => perTrajectory(one.prompt_tokens, one.prompt_tokens_known)),
+    },
+    {
+      name: "sampled",
+      kind: "passed",
+      values: points.map((one) => perTrajectory(one.sampled_tokens, one.sampled_tokens_known)),
+    },
   ];
   return (
     <>
@@ -122,29 +157,36 @@ function Points({ curve, address }: { curve: CurveView; address: Address }): JSX
         </b>
         <span class="muted">
           {" "}
-          · {count(points[chosen]?.scored)} of {many(points[chosen]?.count ?? 0, "trajectory")} scored
+          · {many(points[chosen]?.count ?? 0, "trajectory")}, {count(points[chosen]?.failed)} failed,{" "}
+          {count(points[chosen]?.scored)} scored
         </span>
       </p>
+      <Chart title="Pass rate and failures" series={rates} low={0} high={1} format={percent} {...common} />
       <Chart
-        title="Reward"
-        series={[{ name: "mean ± std", kind: "mean", values: points.map((one) => one.mean), band: bands }]}
-        low={Math.min(...bands.flatMap((ends) => ends ?? []), ...(scored.length ? [] : [0]))}
-        high={Math.max(...bands.flatMap((ends) => ends ?? []), ...(scored.length ? [] : [1]))}
-        format={short}
+        title="Tokens per trajectory"
+        series={used}
+        low={0}
+        high={high(used)}
+        format={tokens}
         {...common}
       />
-      <Chart title="Pass rate" series={rates} low={0} high={1} format={percent} {...common} />
       <p class="muted curves-note">{noteOf(curve)}</p>
       <PointTable curve={curve} address={address} at={chosen} choose={setAt} />
     </>
   );
 }
 
-/** Mean and spread, within the rewards that there are. */
-function bandOf({ mean, std, min, max }: CurvePoint): [number, number] | null {
-  if (mean === null || std === null || min === null || max === null) return null;
-  return [Math.max(min, mean - std), Math.min(max, mean + std)];
+/** The point that is shown first: the newest version, the hardest task; never what is not known. */
+function opening({ by, points }: CurveView): number {
+  const named = points.flatMap((one, n) => (one.value === null ? [] : [n]));
+  return (by === "policy_version" ? named.at(-1) : named[0]) ?? 0;
 }
+
+/** Mean of a count of tokens over the trajectories that have it. */
+const perTrajectory = (sum: number | null, of: number) => (sum === null ? null : sum / Math.max(1, of));
+
+const high = (series: Series[]) =>
+  Math.max(1, ...series.flatMap((one) => one.values.map((value) => value ?? 0)));
 
 const known = (points: CurvePoint[], k: number) =>
   points.filter((one) => (one.pass_at[k] ?? null) !== null).length;
@@ -160,9 +202,7 @@ function placesOf(all: CurvePoint[]): number[] {
   return numbers.map((number) => (Number(number) - low) / (high - low));
 }
 
-/** Times are in UTC. */
-const headOf = ({ by }: CurveView) =>
-  TABS.find(([name]) => name === by)?.[1] ?? `${by[0]?.toUpperCase()}${by.slice(1)} from (UTC)`;
+const headOf = ({ by }: CurveView) => TABS.find(([name]) => name === by)?.[1] ?? by;
 
 function labelOf(point: CurvePoint | undefined): string {
   const value = point?.value ?? null;
@@ -171,11 +211,12 @@ function labelOf(point: CurvePoint | undefined): string {
 
 const percent = (value: number | null) => (value === null ? "–" : `${Number((100 * value).toFixed(1))} %`);
 
-function noteOf({ count: all, scored, several, total, points, ks }: CurveView): string {
+function noteOf({ count: all, rated, scoredOnly, several, total, points, ks }: CurveView): string {
   const parts = [
-    `${count(scored)} of ${many(all, "trajectory")} scored; the others are in no mean and no rate`,
+    scoredOnly ? "Rates are of the trajectories with a reward alone" : "A failure has not passed",
+    `rates are of ${count(rated)} of ${many(all, "trajectory")}`,
   ];
-  if (ks.length) parts.push("pass@k is the mean over the tasks with at least k scored trajectories");
+  if (ks.length) parts.push("pass@k is the mean over the tasks with k rated trajectories, of so many tasks");
   const unknown = points.find((one) => one.value === null);
   if (unknown)
     parts.push(`${many(unknown.count, "trajectory")} without a place on the axis, in the table alone`);
@@ -192,6 +233,7 @@ function listOf(address: Address, point: CurvePoint | undefined): Address | null
   return changedBy(address, {
     curve: undefined,
     pass: undefined,
+    scored: undefined,
     where: hasClause(where, clause) ? where : toggled(where, clause),
   });
 }
@@ -210,12 +252,13 @@ function PointTable({ curve, address, at, choose }: TableProps): JSX.Element {
         <thead>
           <tr>
             <th scope="col">{headOf(curve)}</th>
-            {["Count", "Scored", "Mean", "Std", "Min", "Max", "Passed"].map((head) => (
-              <th scope="col">{head}</th>
-            ))}
-            {curve.ks.map((k) => (
-              <th scope="col">pass@{k}</th>
-            ))}
+            {["Count", "Failed", "Scored", "Mean", "Passed", ...curve.ks.map((k) => `pass@${k}`)].map(
+              (head) => (
+                <th scope="col">{head}</th>
+              ),
+            )}
+            <th scope="col">Prompt tokens</th>
+            <th scope="col">Sampled</th>
           </tr>
         </thead>
         <tbody>
@@ -234,13 +277,20 @@ function PointTable({ curve, address, at, choose }: TableProps): JSX.Element {
                   )}
                 </th>
                 <td>{count(point.count)}</td>
+                <td class={point.failed ? "bad" : ""}>{count(point.failed)}</td>
                 <td>{count(point.scored)}</td>
-                {[point.mean, point.std, point.min, point.max].map((value) => (
-                  <td>{short(value)}</td>
+                <td>{short(point.mean)}</td>
+                <td>{percent(point.pass_rate)}</td>
+                {curve.ks.map((k) => (
+                  <td>
+                    {percent(point.pass_at[k] ?? null)}
+                    {(point.pass_at[k] ?? null) !== null && (
+                      <span class="muted"> of {count(point.pass_at_tasks[k])}</span>
+                    )}
+                  </td>
                 ))}
-                {[point.pass_rate, ...curve.ks.map((k) => point.pass_at[k] ?? null)].map((value) => (
-                  <td>{percent(value)}</td>
-                ))}
+                <td>{tokenSum(point.prompt_tokens, point.prompt_tokens_known, point.count)}</td>
+                <td>{tokenSum(point.sampled_tokens, point.sampled_tokens_known, point.count)}</td>
               </tr>
             );
           })}

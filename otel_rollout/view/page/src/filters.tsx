@@ -46,15 +46,15 @@ export function Filters({ address, state, move, error, children }: Props): JSX.E
         label="search"
         value={address.search ?? ""}
         set={(words) => move({ search: words })}
-        placeholder="words of messages"
+        placeholder="words of messages, errors, ids"
         field={search}
         invalid={false}
-        title="Words of its messages (/)"
+        title='Words of its messages, errors, logs and ids, or a "phrase" (/)'
       />
       <a
         class="switch"
         href={formatAddress(changedBy(address, address.curve ? NO_CURVE : { curve: "policy_version" }))}
-        title="Rewards by policy version, over time, by task (c)"
+        title="Rates by policy version and by task (c)"
       >
         {address.curve ? "List" : "Curves"}
       </a>
@@ -68,7 +68,7 @@ export function Filters({ address, state, move, error, children }: Props): JSX.E
   );
 }
 
-const NO_CURVE = { curve: undefined, pass: undefined };
+const NO_CURVE = { curve: undefined, pass: undefined, scored: undefined };
 
 interface BoxProps {
   name: string;

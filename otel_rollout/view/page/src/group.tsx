@@ -9,7 +9,21 @@ import { pathTo } from "./embedded";
 import { messageOf, useKeys, useLoaded } from "./hooks";
 import { Status } from "./overview";
 import { revision, source } from "./source";
-import { Name, Prose, beginning, count, ending, many, plain, seconds, short, shortId, signed } from "./text";
+import {
+  Name,
+  Prose,
+  beginning,
+  count,
+  ending,
+  many,
+  plain,
+  seconds,
+  short,
+  shortId,
+  signed,
+  tokenSum,
+  tokens,
+} from "./text";
 import type { Detail, Group, Node, Overview, State } from "./types";
 
 /** So many samples stand side by side at once, with so many messages. */
@@ -36,6 +50,15 @@ function Members({ group }: { group: Group }): JSX.Element {
     setPicked((was) => (was.includes(id) ? was.filter((one) => one !== id) : [...was.slice(-1), id]));
   const scored = group.members.filter((one) => one.reward !== null).map((one) => one.reward as number);
   const mean = scored.length ? scored.reduce((sum, one) => sum + one, 0) / scored.length : null;
+  const failed = group.members.filter((one) => one.status === "error" || one.status === "cancelled").length;
+  const sumOf = (name: "prompt_tokens" | "sampled_tokens") => {
+    const known = group.members.map((one) => one[name]).filter((one) => one !== null);
+    return tokenSum(
+      known.length ? known.reduce((sum, one) => sum + one, 0) : null,
+      known.length,
+      group.members.length,
+    );
+  };
   const turn = (by: number) => setFirst(Math.max(0, Math.min(group.members.length - 1, first + by)));
   useKeys({ ArrowRight: () => turn(1), ArrowLeft: () => turn(-1), l: () => turn(1), h: () => turn(-1) });
   const [a, b] = picked;
@@ -53,7 +76,10 @@ function Members({ group }: { group: Group }): JSX.Element {
           </span>
         )}
         <span class="muted">
-          {many(group.members.length, "sample")} · {scored.length} scored · mean reward {short(mean)}
+          {many(group.members.length, "sample")} · {scored.length} scored ·{" "}
+          {failed > 0 && <span class="bad">{failed} failed · </span>}
+          mean reward {short(mean)} · tokens: prompt {sumOf("prompt_tokens")}, sampled{" "}
+          {sumOf("sampled_tokens")}
         </span>
         <FirstDifference group={group} />
         <span class="spread" />
@@ -171,8 +197,9 @@ function Head({
         <rect class="zero" x="49.7" width="0.6" height="4" />
       </svg>
       <p>
-        <Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.sampled_tokens)} tok ·{" "}
-        {seconds(one.seconds)}
+        <Status value={one.status} /> · {many(one.turns, "turn")} · {seconds(one.seconds)}
+        <br />
+        tokens: prompt {tokens(one.prompt_tokens)}, sampled {tokens(one.sampled_tokens)}
       </p>
       <p class={one.error === null ? "column-end muted" : "column-end bad"} title={plain(ending(one))}>
         <Prose text={beginning(ending(one), 160)} />

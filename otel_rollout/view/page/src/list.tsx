@@ -74,7 +74,7 @@ function Table({
   };
   const open = () => {
     const row = pages.row(at);
-    if (row) go({ trajectory: row.id });
+    if (row) go(placeOf(row));
   };
   useKeys({
     j: () => choose(at + 1),
@@ -127,16 +127,22 @@ function Table({
       <footer class="table-foot">
         {pages.error === null &&
           (pages.total === null ? "reading…" : `${count(total)} of ${count(state.indexed)}`)}
-        {!source.embedded && filter.where !== "" && pages.error === null && (
+        {!source.embedded && (filter.where !== "" || filter.search !== "") && pages.error === null && (
           <details class="as-commands">
             <summary>the filter as commands</summary>
-            <pre>{plainLines(asCommands(state.sources, [state.where, filter.where]))}</pre>
-            {filter.search !== "" && <p>The words of the search are not part of them.</p>}
+            <pre>{plainLines(asCommands(state.sources, [state.where, filter.where], filter.search))}</pre>
+            {filter.search !== "" && <p>`export` has no search.</p>}
           </details>
         )}
       </footer>
     </div>
   );
+}
+
+/** The trajectory, and in it what was found. */
+function placeOf({ id, hit }: Overview): Address {
+  const found = hit?.[1] ?? "";
+  return found ? { trajectory: id, search: found } : { trajectory: id };
 }
 
 function Heads({ sort, set }: { sort: string; set(sort: string): void }): JSX.Element {
@@ -177,6 +183,15 @@ const ROW_TEXT = 300;
 
 const plainLines = (text: string) => text.split("\n").map(plain).join("\n");
 
+/** The text around what is searched for, which is at the odd places. */
+function Hit({ pieces }: { pieces: string[] }): JSX.Element {
+  return (
+    <span role="gridcell" class="row-text hit" title={plain(pieces.join(""))}>
+      {pieces.map((text, place) => (place % 2 ? <mark>{plain(text)}</mark> : <Prose text={text} />))}
+    </span>
+  );
+}
+
 interface RowProps {
   row: Overview | undefined;
   chosen: boolean;
@@ -198,7 +213,7 @@ function Row({ row, chosen, choose }: RowProps): JSX.Element {
           {place > 0 ? (
             column.cell(row)
           ) : (
-            <a class="open" href={formatAddress({ trajectory: row.id })} onFocus={choose}>
+            <a class="open" href={formatAddress(placeOf(row))} onFocus={choose}>
               {column.cell(row)}
             </a>
           )}
@@ -207,6 +222,7 @@ function Row({ row, chosen, choose }: RowProps): JSX.Element {
       <span role="gridcell" class="row-text muted" title={plain(row.question ?? "")}>
         <Prose text={beginning(row.question ?? "No message of a user", ROW_TEXT)} />
       </span>
+      {row.hit && <Hit pieces={row.hit} />}
       <span role="gridcell" class={`row-text ${failed ? "bad" : ""}`} title={plain(ending(row))}>
         <Prose text={beginning(ending(row) || "No reply", ROW_TEXT)} />
       </span>

@@ -110,16 +110,22 @@ interface FinderProps extends Shown {
 }
 
 /** Search in the messages of this trajectory. */
-function Finder({ detail, move, placeOf, choose, at }: FinderProps): JSX.Element {
+function Finder({ detail, address, move, placeOf, choose, at }: FinderProps): JSX.Element {
   const [found, setFound] = useState<number[] | null>(null);
   const [error, setError] = useState<string | null>(null);
   const field = useRef<HTMLInputElement>(null);
   useKeys({ "/": () => field.current?.focus() });
+  const given = address.search ?? "";
+  useEffect(() => void find(given), [given, detail.overview.id]);
   const find = async (text: string) => {
     if (!text) return setFound(null);
     try {
-      setFound(await source.search(detail.overview.id, text));
+      const nodes = await source.search(detail.overview.id, text);
+      setFound(nodes);
       setError(null);
+      if (text === given && address.node === undefined && nodes[0] !== undefined) {
+        move({ node: nodes[0], history: undefined }, "replace");
+      }
     } catch (reason) {
       setError(messageOf(reason));
     }
@@ -150,6 +156,7 @@ function Finder({ detail, move, placeOf, choose, at }: FinderProps): JSX.Element
           placeholder="in these messages"
           autocomplete="off"
           spellcheck={false}
+          defaultValue={given}
           onChange={(event) => void find(event.currentTarget.value)}
         />
       </label>

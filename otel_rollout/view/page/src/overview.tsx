@@ -8,7 +8,7 @@ import { formatAddress } from "./address";
 import { Bar, Histogram } from "./charts";
 import { messageOf } from "./hooks";
 import { source } from "./source";
-import { Name, count, many, seconds, short, shortId } from "./text";
+import { Name, count, many, plain, seconds, short, shortId, tokenSum } from "./text";
 import type { FindingCount, GroupCount, Scored, Summary } from "./types";
 import { binClause, hasClause, quote, toggled } from "./where";
 
@@ -33,13 +33,10 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
       hasClause(where, binClause(field, bin.from, bin.to, last)),
   });
   const most = (list: { count: number }[]) => Math.max(1, ...list.map((one) => one.count));
-  const { rewards } = summary;
+  const { rewards, tokens } = summary;
   return (
     <>
-      <Panel
-        title="Reward"
-        note={rewards.mean === null ? "" : `mean ${short(rewards.mean)} ± ${short(rewards.std)}`}
-      >
+      <Panel title="Reward" note={rewards.mean === null ? "" : `mean ${short(rewards.mean)}`}>
         <Histogram bins={rewards.bins} label="Reward" tall {...bins("reward")} />
         {rewards.missing > 0 && (
           <Bar
@@ -93,6 +90,25 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
           ))}
         </Panel>
       )}
+      {summary.names.length > 1 && (
+        <Facet
+          title="Agent"
+          counts={summary.names}
+          where={where}
+          act={act}
+          clause={(value) => `name == ${quote(value)}`}
+        />
+      )}
+      {summary.metadata.map(({ key, values }) => (
+        <Facet
+          title={plain(key)}
+          counts={values}
+          label={(value) => (value.startsWith('"') ? String(JSON.parse(value)) : value)}
+          where={where}
+          act={act}
+          clause={(value) => `metadata[${quote(key)}] == ${METADATA[value] ?? value}`}
+        />
+      ))}
       <Panel title="Findings" note={summary.findings.length ? "trajectories" : "none"}>
         {summary.findings.map((one) => (
           <details class="finding-count" key={one.text}>
@@ -129,15 +145,50 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
       <Panel title="Groups" note={summary.groupsTotal ? count(summary.groupsTotal) : "none"}>
         <Groups first={summary.groups} total={summary.groupsTotal} address={address} />
       </Panel>
+      <Panel title="Tokens">
+        <h4>Prompt: {tokenSum(tokens.prompt_tokens, tokens.prompt_tokens_known, summary.total)}</h4>
+        <Histogram bins={summary.promptTokens.bins} label="Prompt tokens" {...bins("prompt_tokens")} />
+        <h4>Sampled: {tokenSum(tokens.sampled_tokens, tokens.sampled_tokens_known, summary.total)}</h4>
+        <Histogram bins={summary.sampledTokens.bins} label="Sampled tokens" {...bins("sampled_tokens")} />
+      </Panel>
       <Panel title="Length and duration">
         <h4>Turns</h4>
         <Histogram bins={summary.turns.bins} label="Turns" {...bins("turns")} />
-        <h4>Sampled tokens</h4>
-        <Histogram bins={summary.sampledTokens.bins} label="Sampled tokens" {...bins("sampled_tokens")} />
         <h4>Duration</h4>
         <Histogram bins={summary.seconds.bins} label="Duration" format={seconds} {...bins("seconds")} />
       </Panel>
     </>
+  );
+}
+
+/** What a filter says in place of a value of metadata. */
+const METADATA: Record<string, string> = { true: "1", false: "0" };
+const FACET = 12;
+
+interface FacetProps {
+  title: string;
+  counts: { value: string; count: number }[];
+  label?: (value: string) => string;
+  where: string;
+  act(clause: string): (() => void) | undefined;
+  clause(value: string): string;
+}
+
+/** The most frequent values of a field, each of which filters. */
+function Facet({ title, counts, label, where, act, clause }: FacetProps): JSX.Element {
+  return (
+    <Panel title={title} note={counts.length > FACET ? `${FACET} of ${count(counts.length)}` : undefined}>
+      {counts.slice(0, FACET).map(({ value, count: size }) => (
+        <Bar
+          key={value}
+          label={<Name text={label ? label(value) : value} />}
+          value={size}
+          most={Math.max(...counts.map((one) => one.count))}
+          chosen={hasClause(where, clause(value))}
+          choose={act(clause(value))}
+        />
+      ))}
+    </Panel>
   );
 }
 
@@ -184,9 +235,12 @@ function ScoredBar({ one, name, most, chosen, choose }: ScoredBarProps): JSX.Ele
 }
 
 function Mean({ one }: { one: Scored }): JSX.Element {
-  const title = `${one.scored} of ${one.count} have a reward`;
+  const title = `${one.scored} of ${one.count} have a reward, ${one.failed} failed`;
   return (
-    <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>
+    <span title={title}>
+      {one.failed > 0 && <span class="bad">{count(one.failed)} failed · </span>}
+      {one.mean === null ? "no reward" : short(one.mean)}
+    </span>
   );
 }
 

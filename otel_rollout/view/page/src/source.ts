@@ -36,8 +36,8 @@ export interface Source {
   summary(filter: Filter): Promise<Summary>;
   trajectories(filter: Filter, sort: string, offset: number, limit: number): Promise<OverviewPage>;
   groups(filter: Filter, offset: number, limit: number): Promise<GroupPage>;
-  /** `by`: policy_version, time or task_id; `pass`: the least reward of a pass, if one is given. */
-  curve(filter: Filter, by: string, pass: string): Promise<CurveView>;
+  /** `by`: policy_version or task_id; `pass`, `scored`: as in an address. */
+  curve(filter: Filter, by: string, pass: string, scored: string): Promise<CurveView>;
   group(id: string): Promise<Group>;
   diff(a: string, b: string): Promise<Diff>;
   trajectory(id: string): Promise<Detail>;
@@ -71,7 +71,7 @@ const overHttp: Source = {
   summary: (filter) => get("summary", { ...filter }),
   trajectories: (filter, sort, offset, limit) => get("trajectories", { ...filter, sort, offset, limit }),
   groups: (filter, offset, limit) => get("groups", { ...filter, offset, limit }),
-  curve: (filter, by, pass) => get("curve", { ...filter, by, pass }),
+  curve: (filter, by, pass, scored) => get("curve", { ...filter, by, pass, scored }),
   group: (id) => get("group", { id }),
   diff: (a, b) => get("diff", { a, b }),
   trajectory: (id) => get("trajectory", { id }),

@@ -85,6 +85,18 @@ export function many(value: number, noun: string): string {
   return `${counts.format(value)} ${value === 1 ? noun : plural}`;
 }
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** A number of tokens in few digits. */
+export function tokens(value: number | null): string {
+  return value !== null && value >= 1e5 ? compact.format(value) : short(value);
+}
+
+/** A sum of tokens, and of how many trajectories it is where some are not known. */
+export function tokenSum(sum: number | null, known: number, all: number): string {
+  return known < all && sum !== null ? `${count(sum)} (of ${count(known)} of ${count(all)})` : count(sum);
+}
+
 /** A number in few digits; nothing known is a dash. */
 export function short(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";

@@ -65,8 +65,8 @@ export function TrajectoryView({ address, state }: { address: Address; state: St
 }
 
 /** The part of an address that is a place in a trajectory. */
-function only({ history, node, row, token, signal }: Address): Address {
-  const all = { history, node, row, token, signal };
+function only({ history, node, row, token, signal, search }: Address): Address {
+  const all = { history, node, row, token, signal, search };
   return changedBy({}, all);
 }
 
@@ -142,6 +142,7 @@ function Facts({ detail }: { detail: Detail }): JSX.Element {
       <Fact name="turns" value={count(overview.turns)} />
       <Fact name="calls" value={count(overview.calls)} />
       <Fact name="histories" value={count(overview.histories)} />
+      <Fact name="prompt tokens" value={count(overview.prompt_tokens)} />
       <Fact name="sampled" value={sampled ?? count(overview.sampled_tokens)} />
       <Fact name="trained" value={count(overview.trained_tokens)} />
       {overview.dropped > 0 && <Fact name="dropped" value={many(overview.dropped, "reply")} />}

@@ -31,7 +31,9 @@ export interface Overview {
   histories: number;
   /** Token sequences that train. */
   rows: number;
-  /** Tokens that the model sampled, by their ids, else by the server's count; None: one call has neither. */
+  /** Tokens of the prompts of all calls, by the server's counts, else by their ids; None: of one call neither is known, or a call is missing. */
+  prompt_tokens: number | null;
+  /** Tokens that the model sampled in all calls, in the same way. */
   sampled_tokens: number | null;
   /** Tokens that a trainer learns from: the sum of the loss masks. */
   trained_tokens: number;
@@ -52,6 +54,7 @@ export interface Overview {
   rewards: Record<string, number>;
   metadata: Record<string, unknown>;
   advantage: number | null;
+  hit: string[] | null;
 }
 
 /** One thing to know before training on a trajectory. */
@@ -115,13 +118,29 @@ export interface Count {
   count: number;
 }
 
+/** Sums, and the number of trajectories that each is of: of the others it is not known. */
+export interface TokenSums {
+  prompt_tokens: number | null;
+  prompt_tokens_known: number;
+  sampled_tokens: number | null;
+  sampled_tokens_known: number;
+}
+
 export interface Scored {
+  prompt_tokens: number | null;
+  prompt_tokens_known: number;
+  sampled_tokens: number | null;
+  sampled_tokens_known: number;
   count: number;
   scored: number;
+  failed: number;
   mean: number | null;
-  std: number | null;
-  min: number | null;
-  max: number | null;
+}
+
+export interface MetadataCount {
+  key: string;
+  /** As JSON. */
+  values: Count[];
 }
 
 export interface ErrorCount {
@@ -132,24 +151,28 @@ export interface ErrorCount {
 }
 
 export interface GroupCount {
+  prompt_tokens: number | null;
+  prompt_tokens_known: number;
+  sampled_tokens: number | null;
+  sampled_tokens_known: number;
   count: number;
   scored: number;
+  failed: number;
   mean: number | null;
-  std: number | null;
-  min: number | null;
-  max: number | null;
   value: string;
   /** Id of the task, else its text. */
   task: string | null;
 }
 
 export interface VersionCount {
+  prompt_tokens: number | null;
+  prompt_tokens_known: number;
+  sampled_tokens: number | null;
+  sampled_tokens_known: number;
   count: number;
   scored: number;
+  failed: number;
   mean: number | null;
-  std: number | null;
-  min: number | null;
-  max: number | null;
   value: string | number;
 }
 
@@ -168,9 +191,6 @@ export interface RewardCount {
   count: number;
   missing: number;
   mean: number | null;
-  std: number | null;
-  min: number | null;
-  max: number | null;
 }
 
 export interface Summary {
@@ -179,32 +199,43 @@ export interface Summary {
   statuses: Count[];
   terminationReasons: Count[];
   errors: ErrorCount[];
+  /** Names of rollouts. */
+  names: Count[];
+  metadata: MetadataCount[];
   groups: GroupCount[];
   groupsTotal: number;
   versions: VersionCount[];
   findings: FindingCount[];
   seconds: Bins;
   turns: Bins;
+  tokens: TokenSums;
+  promptTokens: Bins;
   sampledTokens: Bins;
 }
 
 export interface CurvePoint {
+  prompt_tokens: number | null;
+  prompt_tokens_known: number;
+  sampled_tokens: number | null;
+  sampled_tokens_known: number;
   count: number;
   scored: number;
+  failed: number;
   mean: number | null;
-  std: number | null;
-  min: number | null;
-  max: number | null;
-  /** The policy version, the start of the time in UTC, the task; null: not known. */
+  /** The policy version or the task; null: not known. */
   value: string | number | null;
-  /** On an axis of numbers: the version, or seconds since 1970; null: a name. */
+  /** The version on an axis of numbers; null: a name. */
   place: number | null;
   /** The filter that keeps its trajectories. */
   where: string | null;
-  /** Of its scored trajectories. */
+  /** Trajectories that rates are of: those with a reward and, unless `scoredOnly`, failures. */
+  rated: number;
+  passed: number;
   pass_rate: number | null;
-  /** Mean pass@k of its tasks that have k scored trajectories, by k. */
+  /** Mean pass@k of its tasks that have k rated trajectories, by k. */
   pass_at: Record<string, number | null>;
+  /** The number of these tasks, by k. */
+  pass_at_tasks: Record<string, number>;
   tasks: number;
 }
 
@@ -212,8 +243,11 @@ export interface CurveView {
   by: string;
   /** The least reward of a pass. */
   threshold: number;
+  /** False: a failure has not passed. True: what has no reward is in no rate. */
+  scoredOnly: boolean;
   count: number;
-  scored: number;
+  rated: number;
+  failed: number;
   /** Trajectories that count at several points. */
   several: number;
   ks: number[];
@@ -454,7 +488,7 @@ export interface Embedded {
   /** By trajectory id and number of the row: "id row". */
   tokens: Record<string, TokenWindow>;
   groups: Group[];
-  /** By what the page asks for: policy_version, time, task_id. */
+  /** By what the page asks for: policy_version, task_id. */
   curves: Record<string, CurveView>;
   /** The address that it begins with; empty: the list, or its only trajectory. */
   start: string;

@@ -16,11 +16,12 @@ function shellWord(text: string): string {
 }
 
 /** Commands for the terminal that are about the same trajectories, one a line. */
-export function asCommands(sources: string[], clauses: string[]): string {
+export function asCommands(sources: string[], clauses: string[], search: string): string {
   const given = clauses.map((clause) => clause.trim()).filter((clause) => clause !== "");
   const where = given.length > 1 ? given.map((clause) => `(${clause})`).join(" and ") : (given[0] ?? "");
   const rest = [...sources.map(shellWord), ...(where ? ["--where", shellWord(where)] : [])].join(" ");
-  return `otel-rollout list ${rest}\notel-rollout export ${rest} --to tokens -o rows.jsonl`;
+  const words = search ? ` --search ${shellWord(search)}` : "";
+  return `otel-rollout list ${rest}${words}\notel-rollout export ${rest} --to tokens -o rows.jsonl`;
 }
 
 export function hasClause(where: string, clause: string): boolean {
