@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.options import Positive, check_choice
+from otel_rollout.export.options import NotNegative, Positive, check_choice
 from otel_rollout.export.row_contract import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
 from otel_rollout.export.whole_groups import PARTIAL_GROUPS, check_whole, groups_not_whole
@@ -91,8 +91,8 @@ def to_token_rows(
 
     trajectories: one or several trajectories, groups or episodes; not an exporter.
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
-    prompt_length, truncated, completion_ids, spans, policy_versions, policy_version_spans and
-    logprobs_modes (of its completions).
+    prompt_length, truncated, completion_ids, spans, policy_versions, policy_version_spans,
+    sampling, logprobs_mode, and logprobs_modes (of each of its completions).
     reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
@@ -257,6 +257,8 @@ def _add_rows(
                     "spans": _lists(sequence.spans),
                     "policy_versions": sequence.policy_versions,
                     "policy_version_spans": _lists(sequence.policy_version_spans),
+                    "sampling": sequence.sampling,
+                    "logprobs_mode": sequence.logprobs_mode,
                     "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
                     "reward": None if reward is None else reward * share,
                     "advantage": None if advantage is None else advantage * share,
@@ -369,7 +371,11 @@ class TokenRows(JsonRows):
     (all of it), "split" (equal parts) or "last" (the last row has all of it).
     on_failure: "keep" gives the rows of rollouts that failed without a reward, "drop" leaves them
     out.
+    on_media: "keep" trains replies in conversations with images, sound or files, for which token
+    ids have placeholders; "drop" does not.
     max_length: longer rows are truncated to so many tokens; not set: no limit.
+    max_token_id: the last id of the vocabulary, replies with a larger one do not train; not set:
+    not known.
     mask_truncated: replies that the model did not end itself stay as context and are not trained.
     on_abort: "keep" trains replies that the server gave up, as far as they came; "drop" does not.
     constrained_logprobs: "nan" makes log-probabilities of constrained decoding unknown, "keep"
@@ -382,6 +388,8 @@ class TokenRows(JsonRows):
     max_length: Positive | None = None
     mask_truncated: bool = False
     on_abort: Literal["drop", "keep"] = "drop"
+    on_media: Literal["drop", "keep"] = "drop"
+    max_token_id: NotNegative | None = None
     constrained_logprobs: Literal["keep", "nan"] = "keep"
     require_all_calls: bool = False
 
