@@ -42,7 +42,7 @@ class RowExporter(Protocol):
 
     An exporter may have a further method, `dropped(group)`: the completions (`Dropped`) of a group
     that `rows` trains in no row, with the reasons. It is called after `rows` with the same group,
-    but where that gave `Rows`, which have them, and the command prints how often each reason was
+    but where that gave `EachRow`, which has them, and the command prints how often each reason was
     given. `dropped_completions` helps to write it. A further attribute, `writes_folder`, is True
     for one whose output is a folder, which may be there already.
 

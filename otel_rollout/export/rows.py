@@ -119,7 +119,7 @@ def to_token_rows(
     begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` has the
     reasons, and what to do, if there are trajectories to train on and no row.
     """
-    rows = _token_rows(
+    each = _token_rows(
         trajectories,
         credit,
         {"scale": scale_advantages, "epsilon": epsilon, "ddof": ddof},
@@ -127,6 +127,8 @@ def to_token_rows(
         mask_reasons=mask_reasons,
         options=options,
     )
+    rows = each.left
+    rows += each
     _check(rows, require_whole_groups)
     return rows
 
@@ -146,6 +148,17 @@ def _check(rows: Rows, require_whole_groups: bool) -> None:
         warnings.warn(_why_no_advantage(scored), NoAdvantageWarning, stacklevel=3)
 
 
+class EachRow(Iterator[dict[str, Any]]):
+    """Rows, one at a time; once all came, `left` lists what is in none of them."""
+
+    def __init__(self, left: Rows, rows: Iterator[dict[str, Any]]) -> None:
+        self.left = left
+        self._rows = rows
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._rows)
+
+
 def _token_rows(
     trajectories: RowSource,
     credit: Credit,
@@ -154,7 +167,7 @@ def _token_rows(
     include_children: bool,
     mask_reasons: Collection[TerminationReason | str],
     options: Mapping[str, Any],
-) -> Rows:
+) -> EachRow:
     check_choice("to_token_rows(credit=...)", credit, Credit)
     items = checked_items(trajectories, "to_token_rows")
     groups = [item for item in items if isinstance(item, TrajectoryGroup)]
@@ -165,19 +178,22 @@ def _token_rows(
         )
     masked = _reasons(mask_reasons)
     rows = Rows()
-    children = _children(groups)
-    for sample in _samples(items, scaling):
-        own = children.pop(sample.trajectory.id, [])
-        if sample.reason in masked:
-            rows.masked += [sample.trajectory, *own]
-            continue
-        without = sample.is_failure and options.get("on_failure") != "keep"
-        if without or not include_children:
-            rows.children += own
-            own = []
-        _add_rows(rows, sample, own, credit, options)
-    rows.children += [child for left in children.values() for child in left]
-    return rows
+
+    def each() -> Iterator[dict[str, Any]]:
+        children = _children(groups)
+        for sample in _samples(items, scaling):
+            own = children.pop(sample.trajectory.id, [])
+            if sample.reason in masked:
+                rows.masked += [sample.trajectory, *own]
+                continue
+            without = sample.is_failure and options.get("on_failure") != "keep"
+            if without or not include_children:
+                rows.children += own
+                own = []
+            yield from _rows_of_sample(rows, sample, own, credit, options)
+        rows.children += [child for left in children.values() for child in left]
+
+    return EachRow(rows, each())
 
 
 def _why_empty(rows: Rows) -> str:
@@ -226,14 +242,17 @@ def _children(groups: Iterable[TrajectoryGroup]) -> dict[str, list[Trajectory]]:
     return found
 
 
-def _add_rows(
+def _rows_of_sample(
     rows: Rows,
     sample: _Sample,
     children: Sequence[Trajectory],
     credit: Credit,
     options: Mapping[str, Any],
-) -> None:
-    """Add the rows of one sample: those of its trajectory, then those of its children."""
+) -> Iterator[dict[str, Any]]:
+    """The rows of one sample: those of its trajectory, then those of its children.
+
+    rows: gets what is in none of them.
+    """
     reward, advantage = sample.trajectory.reward, sample.advantage
     made = [(t, t.token_sequences(**options)) for t in (sample.trajectory, *children)]
     count = len(made[0][1]) if credit == "last" else sum(len(sequences) for _, sequences in made)
@@ -245,34 +264,33 @@ def _add_rows(
         for number, sequence in enumerate(sequences):
             share = _share(credit, position, count)
             position += 1
-            rows.append(
-                {
-                    "input_ids": sequence.token_ids,
-                    "loss_mask": sequence.loss_mask,
-                    "logprobs": sequence.logprobs,
-                    "sampled": sequence.sampled,
-                    "prompt_length": sequence.prompt_length,
-                    "truncated": sequence.truncated,
-                    "completion_ids": sequence.completion_ids,
-                    "spans": _lists(sequence.spans),
-                    "policy_versions": sequence.policy_versions,
-                    "policy_version_spans": _lists(sequence.policy_version_spans),
-                    "sampling": sequence.sampling,
-                    "logprobs_mode": sequence.logprobs_mode,
-                    "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
-                    "reward": None if reward is None else reward * share,
-                    "advantage": None if advantage is None else advantage * share,
-                    "trajectory_id": trajectory.id,
-                    "parent_id": trajectory.parent_id,
-                    "name": trajectory.name,
-                    "task_id": trajectory.task_id,
-                    "group_id": sample.group_id,
-                    "sample_index": sample.trajectory.sample_index,
-                    "history": histories.get(_call(sequence.completions[-1])),
-                    "row": number,
-                    "rows": len(sequences),
-                }
-            )
+            # Of the arrays: a sequence keeps the lists that it is asked for.
+            yield {
+                "input_ids": sequence.token_id_array.tolist(),
+                "loss_mask": sequence.loss_mask_array.tolist(),
+                "logprobs": sequence.logprob_array.tolist(),
+                "sampled": sequence.sampled_array.tolist(),
+                "prompt_length": sequence.prompt_length,
+                "truncated": sequence.truncated,
+                "completion_ids": sequence.completion_ids,
+                "spans": _lists(sequence.spans),
+                "policy_versions": sequence.policy_versions,
+                "policy_version_spans": _lists(sequence.policy_version_spans),
+                "sampling": sequence.sampling,
+                "logprobs_mode": sequence.logprobs_mode,
+                "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
+                "reward": None if reward is None else reward * share,
+                "advantage": None if advantage is None else advantage * share,
+                "trajectory_id": trajectory.id,
+                "parent_id": trajectory.parent_id,
+                "name": trajectory.name,
+                "task_id": trajectory.task_id,
+                "group_id": sample.group_id,
+                "sample_index": sample.trajectory.sample_index,
+                "history": histories.get(_call(sequence.completions[-1])),
+                "row": number,
+                "rows": len(sequences),
+            }
 
 
 def _lists(spans: Sequence[tuple[Any, int, int]] | None) -> list[list[Any]] | None:
@@ -282,7 +300,7 @@ def _lists(spans: Sequence[tuple[Any, int, int]] | None) -> list[list[Any]] | No
 def _histories(trajectory: Trajectory) -> dict[tuple[str, int], int]:
     """The first history that each completion is in, by its place."""
     places: dict[tuple[str, int], int] = {}
-    for place, history in enumerate(trajectory.histories):
+    for place, history in enumerate(trajectory.each_history()):
         for completion in history.completions:
             places.setdefault(_call(completion), place)
     return places
@@ -393,7 +411,7 @@ class TokenRows(JsonRows):
     constrained_logprobs: Literal["keep", "nan"] = "keep"
     require_all_calls: bool = False
 
-    def rows(self, group: TrajectoryGroup) -> Rows:
+    def rows(self, group: TrajectoryGroup) -> EachRow:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
         options = {**self._options(), "require_all_calls": self.require_all_calls}
         return _token_rows(

@@ -13,12 +13,11 @@ from otel_rollout.spans.exchange import (
     Exchange,
     RequestMembers,
     Supplied,
-    TokenPath,
-    tokens_in,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.spans.reply_form import as_it_was
 from otel_rollout.spans.seals import digest_of
+from otel_rollout.spans.token_paths import TokenPath, tokens_in
 from otel_rollout.wire import (
     Json,
     JsonText,

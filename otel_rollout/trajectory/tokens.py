@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Literal
 
 from otel_rollout.looking import ShownInNotebooks
@@ -297,28 +298,13 @@ def token_sequences(
             logprobs = None if is_nan else completion.logprob_array
             calls.append(_Call(completion, admitted, logprobs))
     parents = _link(calls)
-    for call in _unresolved(calls, parents):
-        dropped.append(
-            Dropped(
-                call.completion,
-                "the same prompt was sampled again, nothing went on from this reply, and it is "
-                "not known which one the agent got (unresolved retry)",
-                "unresolved_retry",
-            )
-        )
-        calls.remove(call)
+    unresolved = _unresolved(calls, parents)
+    dropped += [Dropped(call.completion, _RETRIED, "unresolved_retry") for call in unresolved]
+    calls = [call for call in calls if call not in unresolved]
     parents = {id(call): parents[id(call)] for call in calls if id(call) in parents}
-    rows: list[TokenSequence] = []
     trained: set[int] = set()
-    ends = {id(parent) for parent in parents.values()}
-    left = ROW_IDS
-    for leaf in calls:
-        if id(leaf) in ends or left < 0:
-            continue
-        left -= leaf.path.length
-        row = _row(_path(leaf, parents), trained, masked, max_length) if left >= 0 else None
-        if row is not None and any(row.trains):
-            rows.append(row)
+    leaves = _within(ROW_IDS, _leaves(calls, parents))
+    rows = [_row(_path(leaf, parents), trained, masked, max_length) for leaf in leaves]
     dropped += [
         Dropped(call.completion, "masked", "masked")
         if masked(call.completion)
@@ -326,12 +312,28 @@ def token_sequences(
         for call in calls
         if id(call) not in trained
     ]
-    return TokenSequences(rows, dropped)
+    return TokenSequences((row for row in rows if any(row.trains)), dropped)
 
 
 ROW_IDS = 1 << 24
 """Token ids that the rows of one trajectory have together, at most: a small file can name one long
 prompt again and again."""
+_RETRIED = (
+    "the same prompt was sampled again, nothing went on from this reply, and it is not known which "
+    "one the agent got (unresolved retry)"
+)
+
+
+def _leaves(calls: Iterable[_Call], parents: Mapping[int, _Call]) -> list[_Call]:
+    """The calls that no other one extends."""
+    ends = {id(parent) for parent in parents.values()}
+    return [call for call in calls if id(call) not in ends]
+
+
+def _within(most: int, leaves: Sequence[_Call]) -> list[_Call]:
+    """The first leaves, whose rows have no more ids than that together."""
+    lengths = accumulate(leaf.path.length for leaf in leaves)
+    return [leaf for leaf, length in zip(leaves, lengths, strict=True) if length <= most]
 
 
 def _too_long(call: _Call, max_length: int | None) -> tuple[str, Cause]:
@@ -370,9 +372,7 @@ def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
     ]
     calls = [call for call in calls if call.path.first_wrong() is None]
     parents = _link(calls)
-    ends = {id(parent) for parent in parents.values()}
-    leaves = [call for call in calls if id(call) not in ends]
-    paths = (_path(leaf, parents) for leaf in leaves)
+    paths = (_path(leaf, parents) for leaf in _leaves(calls, parents))
     return [_row(path, set(), lambda _: True, None) for path in paths]
 
 

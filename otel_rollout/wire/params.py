@@ -160,11 +160,11 @@ def is_constrained(params: Params) -> bool:
     """True if the request has the server constrain what is sampled."""
     return (
         bool(params.get("logit_bias"))
-        or any(_is_set(params.get(name)) for name in _MASKS)
-        or any(_is_number(params.get(name)) and params[name] > 0 for name in _COUNTED_MASKS)
-        or any(_has_constraint(params.get(name)) for name in _COLLECTIONS)
-        or any(_is_format(params.get(name)) for name in _FORMATS)
-        or any(_forces_a_call(params.get(name)) for name in ("tool_choice", "function_call"))
+        or any(map(_is_set, map(params.get, _MASKS)))
+        or any(map(_is_above_0, map(params.get, _COUNTED_MASKS)))
+        or any(map(_has_constraint, map(params.get, _COLLECTIONS)))
+        or any(map(_is_format, map(params.get, _FORMATS)))
+        or any(map(_forces_a_call, map(params.get, ("tool_choice", "function_call"))))
         or _has_strict_tools(params)
         or _is_nested_choice(params.get("toolConfig"))
         or params.get("responseMimeType") in ("application/json", "text/x.enum")
@@ -175,6 +175,10 @@ def is_constrained(params: Params) -> bool:
 def _is_set(value: Json) -> bool:
     """Whether a constraint is set; an empty object is one, the JSON schema of any JSON."""
     return value is not None and value is not False and value != "" and value != []
+
+
+def _is_above_0(value: Json) -> bool:
+    return _is_number(value) and value > 0
 
 
 def _has_constraint(value: Json) -> bool:
