@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO
 
 from otel_rollout.errors import ConfigurationError
@@ -29,6 +30,8 @@ HALF_A_LINE = (
 """The error of a line that is not whole, after its place."""
 STARTED = ".started"
 """Suffix of the file beside one of trajectories, which has a line for each rollout that began."""
+NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
+"""Flag with which a link is not opened, where the system has it."""
 LONGEST = 1 << 28
 """Bytes of one line at most: 256 MiB."""
 _PIECE = 1 << 20
@@ -148,7 +151,7 @@ def private_file(path: str | os.PathLike[str], *, empty: bool = False) -> Binary
     empty: True removes what it contains.
     OSError for a link, and for a file that another user owns or may read or write.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o600)
     opened = os.fdopen(file, "r+b")
     try:
         found = os.fstat(file)
@@ -230,3 +233,48 @@ def is_half(line: bytes, prefix: bytes) -> bool:
     """True if the line, which is not JSON, is what a stopped writer leaves of an object."""
     start = line.strip(b"\0 \r\n\t")  # after a loss of power the rest may be zeros
     return start.startswith(prefix) or prefix.startswith(start)
+
+
+def no_links(path: str, flags: int) -> int:
+    """An `opener` for files beside an output: a link is not followed (OSError)."""
+    return os.open(path, flags | NO_LINKS, 0o666)
+
+
+class SpilledLines:
+    """Lines of rows in order. Where they are many, all but the last are in a file meanwhile."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """path: the file, which is made when it is needed. None: all stay in memory."""
+        self._path = path
+        self._held: list[bytes] = []
+        self._size = 0
+        """Bytes of those that are held."""
+        self._spilled = 0
+        """Bytes of those in the file."""
+
+    def append(self, line: bytes) -> None:
+        """Add a line."""
+        self._held.append(line)
+        self._size += len(line)
+        if self._path is not None and self._size > _HELD:
+            with open(self._path, "ab" if self._spilled else "wb", opener=no_links) as file:
+                file.writelines(self._held)
+            self._spilled += self._size
+            self._held, self._size = [], 0
+
+    def clear(self) -> None:
+        """Forget all lines."""
+        self._held, self._size, self._spilled = [], 0, 0
+
+    def pieces(self) -> Iterator[bytes]:
+        """All bytes, in order, in pieces; the file is removed."""
+        if self._spilled and self._path is not None:
+            with open(self._path, "rb", opener=no_links) as file:
+                while piece := file.read(_HELD):
+                    yield piece
+            self._path.unlink()
+        yield b"".join(self._held)
+
+
+_HELD = 1 << 24
+"""Bytes of lines that are kept in memory, but for the longest line."""

@@ -131,6 +131,7 @@ def configure(
     baggage: bool = False,
     reward_in_name: bool = False,
     policy_model: str | None = None,
+    logprobs_mode: Literal["raw", "processed"] | None = None,
     rl_conventions: bool = False,
     side_calls: Iterable[Rule] | None = None,
     announce: bool = True,
@@ -191,6 +192,9 @@ def configure(
     policy_model: the model that is trained, as requests name it. Calls of other models are side
         calls then: they stay in the trajectory and do not train. None (default): calls of every
         model train.
+    logprobs_mode: "raw" if the server's log-probabilities are from before temperature and the like,
+        "processed" if from after them (vLLM's `--logprobs-mode`); `otel-rollout doctor --server`
+        measures it. It is in rows. None (default): what the server says of it, often nothing.
     rl_conventions: True puts `policy_model` on the resource of a provider that it creates, as
         `rl.model.name`, which is proposed for the conventions of training runs. The other names
         (`rl.system`, `rl.run.id`, ...) are for OTEL_RESOURCE_ATTRIBUTES, since only you know them.
@@ -227,6 +231,7 @@ def configure(
         baggage=baggage,
         reward_in_name=reward_in_name,
         policy_model=policy_model,
+        logprobs_mode=logprobs_mode,
         rl_conventions=rl_conventions,
         side_calls=as_rules(side_calls),
         announce=announce,

@@ -237,6 +237,13 @@ _SERVED = (
         "NAME",
         "the model that is trained: calls of others are side calls (docs/side-calls.md)",
     ),
+    option(
+        "--logprobs-mode",
+        "MODE",
+        "what the log-probabilities of the model server are: raw (from before temperature and the "
+        "like) or processed; `doctor --server` measures it",
+        choices=("raw", "processed"),
+    ),
     option("--out", "FILE", "append finished trajectories, one JSON object a line"),
     option("--spans", "FILE", "append spans, as OTLP/JSON lines"),
 )

@@ -25,7 +25,7 @@ from otel_rollout.export import (
     row_exporters,
     rows_of,
 )
-from otel_rollout.lines import check_folder
+from otel_rollout.lines import SpilledLines, check_folder
 from otel_rollout.terminal import note, number_of
 from otel_rollout.view import (
     ERRORS_SHOWN,
@@ -131,12 +131,13 @@ class _RowMaker:
     def __reduce__(self) -> tuple[Any, ...]:
         return _RowMaker, self._made_of
 
-    def __call__(self, group: Group) -> tuple[list[bytes], Tally, list[str]]:
+    def __call__(self, group: Group) -> tuple[SpilledLines, Tally, list[str]]:
         """The rows of a group, what is counted of it, and what is to be printed."""
-        tally, reports = Tally(), list[str]()
+        tally, reports, lines = Tally(), list[str](), SpilledLines(group.rows)
         *_, strict, lag = self._made_of
-        rows = rows_of(group.items, self.exporter, tally, reports.append, strict=strict, lag=lag)
-        return rows, tally, reports
+        report = reports.append
+        rows_of(group.items, self.exporter, tally, report, strict=strict, lag=lag, lines=lines)
+        return lines, tally, reports
 
 
 def _write(file: RowFile, maker: _RowMaker, jobs: int) -> None:

@@ -92,6 +92,7 @@ def _recording(options: argparse.Namespace) -> AbstractContextManager[Recorded]:
         spans=options.spans,
         token_ids=options.request_token_ids,
         policy_model=options.policy_model,
+        logprobs_mode=options.logprobs_mode,
     )
 
 

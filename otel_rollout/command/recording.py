@@ -7,7 +7,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -38,6 +38,7 @@ def recording(
     spans: str | None = None,
     token_ids: bool = False,
     policy_model: str | None = None,
+    logprobs_mode: Literal["raw", "processed"] | None = None,
 ) -> Iterator[Recorded]:
     """Record rollouts while the block runs, and over OTLP if the environment has an endpoint.
 
@@ -45,6 +46,7 @@ def recording(
     spans: a file that spans are appended to, as OTLP/JSON lines. None: none.
     token_ids: True asks the model server for token ids with every call.
     policy_model: the model that is trained. None: not set.
+    logprobs_mode: which log-probabilities the server sends. None: not known.
     """
     recorded = Recorded()
     configure(
@@ -53,6 +55,7 @@ def recording(
         span_exporters=[JsonLinesSpanExporter(spans)] if spans else [],
         request_token_ids=token_ids,
         policy_model=policy_model,
+        logprobs_mode=logprobs_mode,
         # LLM spans are for people: they are needed only where spans are exported.
         instrumentor="openai" if spans or endpoint() else None,
     )

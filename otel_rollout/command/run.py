@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         spans=options.spans,
         token_ids=options.request_token_ids,
         policy_model=options.policy_model,
+        logprobs_mode=options.logprobs_mode,
     ) as recorded:
         status = asyncio.run(_run(options, served, out))
     return max(status, note_places(recorded, out=options.out, spans=options.spans))

@@ -28,6 +28,8 @@ class AtLeast:
 
 Positive = Annotated[int, AtLeast(1)]
 """A whole number from 1 on."""
+NotNegative = Annotated[int, AtLeast(0)]
+"""A whole number from 0 on."""
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.options import (
     CheckedOptions,
+    NotNegative,
     Option,
     check_names,
     options_of,
@@ -41,13 +42,14 @@ class RowExporter(Protocol):
 
     An exporter may have a further method, `dropped(group)`: the completions (`Dropped`) of a group
     that `rows` trains in no row, with the reasons. It is called after `rows` with the same group,
-    but where that gave `Rows`, which have them, and the command prints how often each reason was
+    but where that gave `EachRow`, which has them, and the command prints how often each reason was
     given. `dropped_completions` helps to write it. A further attribute, `writes_folder`, is True
     for one whose output is a folder, which may be there already.
 
-    Every exporter that `row_exporter` makes has two options (bool, False). `require_all_calls`
-    refuses trajectories that would train beside model calls which are not in them.
-    `include_side_calls` hands it trajectories in which no call is a side call, so that all train.
+    Every exporter that `row_exporter` makes has more options. `require_all_calls` refuses
+    trajectories that would train beside model calls which are not in them. `include_side_calls`
+    hands it trajectories in which no call is a side call, so that all train. `max_token_id` is the
+    last id of the vocabulary: replies with a larger one are in no token sequence.
     """
 
     def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
@@ -77,9 +79,11 @@ def dropped_completions(
     *,
     on_failure: Literal["drop", "keep"] = "drop",
     on_abort: Literal["drop", "keep"] = "drop",
+    on_media: Literal["drop", "keep"] = "drop",
     constrained_logprobs: Literal["keep", "nan"] = "keep",
     mask_truncated: bool = False,
     max_length: int | None = None,
+    max_token_id: int | None = None,
 ) -> Iterator[Dropped]:
     """The completions of the trajectories that no token sequence trains, with the reasons.
 
@@ -90,9 +94,11 @@ def dropped_completions(
         yield from trajectory.token_sequences(
             on_failure=on_failure,
             on_abort=on_abort,
+            on_media=on_media,
             constrained_logprobs=constrained_logprobs,
             mask_truncated=mask_truncated,
             max_length=max_length,
+            max_token_id=max_token_id,
         ).dropped
 
 
@@ -141,7 +147,8 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
         raise ConfigurationError(
             f"exporter {name!r}: expected a class with rows() and finish(), got {made!r}"
         )
-    return _Prepared(exporter, **common) if any(common.values()) else exporter
+    is_asked = any(value is not None and value is not False for value in common.values())
+    return _Prepared(exporter, **common) if is_asked else exporter
 
 
 def row_exporter_from_texts(name: str, texts: Mapping[str, str]) -> RowExporter:
@@ -165,17 +172,17 @@ def _common_options(made: Callable[..., Any]) -> list[Option]:
     return [option for name, option in options_of(_Prepared).items() if name not in declared]
 
 
-def _take_common(name: str, made: Callable[..., Any], options: dict[str, Any]) -> dict[str, bool]:
+def _take_common(name: str, made: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Take the common options out of the others."""
-    taken: dict[str, bool] = {}
+    taken: dict[str, Any] = {}
     for option in _common_options(made):
-        value = options.pop(option.name, False)
+        value = options.pop(option.name, option.default)
         if not option.accepts(value):
             raise ConfigurationError(
                 f"exporter {name!r}, option {option.name}: expected {option.expected}, "
                 f"got {value!r}"
             )
-        taken[option.name] = bool(value)
+        taken[option.name] = value
     return taken
 
 
@@ -192,8 +199,10 @@ class _Prepared:
         require_all_calls: bool = False,
         include_side_calls: bool = False,
         require_whole_groups: bool = False,
+        max_token_id: NotNegative | None = None,
     ) -> None:
         self._exporter = exporter
+        self._max_token_id = max_token_id
         self._all_calls, self._side_calls = require_all_calls, include_side_calls
         self._whole_groups = require_whole_groups
         self.finish = exporter.finish
@@ -217,21 +226,29 @@ class _Prepared:
             self._exporter,
             require_all_calls=self._all_calls,
             include_side_calls=self._side_calls,
+            max_token_id=self._max_token_id,
         )
 
     def _prepared(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        return without_side_calls(group) if self._side_calls else group
+        if self._side_calls:
+            group = without_side_calls(group)
+        limit = self._max_token_id
+        return group if limit is None else _changed(group, lambda t: t.with_max_token_id(limit))
 
 
 def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
     """A copy of the group in which no call is a side call: all train that are whole."""
+    return _changed(group, lambda trajectory: trajectory.with_side_calls(()))
+
+
+def _changed(group: TrajectoryGroup, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
     kinds = (group.trajectories, group.failures, group.children)
-    members, failures, children = ([t.with_side_calls(()) for t in kind] for kind in kinds)
+    members, failures, children = (list(map(change, kind)) for kind in kinds)
     return TrajectoryGroup(members, failures, group.id, children, group.run)
 
 
 OURS = (
-    *("agentlightning", "art", "atif", "datasets", "nemo_gym", "openai"),
+    *("art", "atif", "datasets", "nemo_gym", "openai"),
     *("rllm", "tinker", "transferqueue", "trl", "verifiers", "verl"),
 )
 """The exporters that this project has as distributions of their own."""

@@ -25,10 +25,10 @@ import msgspec
 from otel_rollout.errors import ConfigurationError, ExportError, RolloutError, SpanFormatError
 from otel_rollout.export.left_out import Facts, LeftOut, PolicyLag
 from otel_rollout.export.row_contract import RowExporter
-from otel_rollout.export.rows import Rows
+from otel_rollout.export.rows import EachRow
 from otel_rollout.export.store import Store
 from otel_rollout.export.whole_groups import groups_not_whole
-from otel_rollout.lines import lock, write_whole
+from otel_rollout.lines import NO_LINKS, SpilledLines, lock, no_links, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
     UNREADABLE,
@@ -40,7 +40,6 @@ from otel_rollout.wire import Json, dumps, finite, loads
 
 _OURS = ("trajectories", "spans")
 """How the names of the files in the folder begin."""
-_NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS plan (plan TEXT, collected INTEGER, tally TEXT)",
     "CREATE TABLE IF NOT EXISTS done (number INTEGER PRIMARY KEY, end INTEGER, tally TEXT)",
@@ -54,6 +53,8 @@ class Group(NamedTuple):
     number: int
     """Its place in the order of groups."""
     items: list[bytes]
+    rows: Path
+    """A file for its rows, if they are many."""
 
 
 class RowFile:
@@ -101,7 +102,7 @@ class RowFile:
             )
         if os.name == "nt":  # a folder cannot be opened there
             return
-        folder = os.open(self._folder, os.O_RDONLY | _NO_LINKS)
+        folder = os.open(self._folder, os.O_RDONLY | NO_LINKS)
         self._held.callback(os.close, folder)
         if not lock(folder):
             raise ConfigurationError(
@@ -143,7 +144,7 @@ class RowFile:
         ((last,),) = self._store.execute("SELECT ifnull(max(number), 0) FROM done")
         if not self._part.exists() and next(self._store.each_key(after=last), None) is None:
             return
-        with open(self._part, "ab", opener=_no_links) as rows:
+        with open(self._part, "ab", opener=no_links) as rows:
             # The machine may have lost power before the rows were on its disk.
             self._store.execute("DELETE FROM done WHERE end > ?", rows.tell())
             ((end,),) = self._store.execute("SELECT ifnull(max(end), 0) FROM done")
@@ -167,7 +168,8 @@ class RowFile:
     def groups(self) -> Iterator[Group]:
         """The items of each key whose rows have not been written."""
         for number, key in self._store.each_key(after=self._number):
-            yield Group(number, self._store.items(key))
+            rows = self._folder / f"{_OURS[0]}.rows.{number}"
+            yield Group(number, self._store.items(key), rows)
 
     def facts(self) -> Iterator[Facts]:
         """Those of all trajectories that were brought together and can be read."""
@@ -175,13 +177,14 @@ class RowFile:
             if (facts := _facts_of(Trajectory.from_json(item))) is not None:
                 yield facts
 
-    def write(self, group: Group, rows: Sequence[bytes], tally: Tally) -> None:
+    def write(self, group: Group, rows: SpilledLines, tally: Tally) -> None:
         """Write the rows of a group, after those of the groups that `groups` gave before."""
         if self._rows is None:
             # Unbuffered: a short write is seen.
-            file = open(self._part, "ab", 0, opener=_no_links)  # noqa: SIM115 - closed by close()
+            file = open(self._part, "ab", 0, opener=no_links)  # noqa: SIM115 - closed by close()
             self._rows = self._held.enter_context(file)
-        write_whole(self._rows, b"".join(rows))
+        for piece in rows.pieces():
+            write_whole(self._rows, piece)
         done = group.number, self._rows.tell(), dumps(tally.to_dict())
         self._store.execute("INSERT INTO done VALUES (?, ?, ?)", *done)
         self.tally.add(tally)
@@ -205,11 +208,6 @@ class RowFile:
         self._part.unlink(missing_ok=True)
         for path in self._folder.iterdir():
             path.unlink()
-
-
-def _no_links(path: str, flags: int) -> int:
-    """An `opener` for files beside an output: a link is not followed (OSError)."""
-    return os.open(path, flags | _NO_LINKS, 0o666)
 
 
 # --- the rows of a group
@@ -271,10 +269,12 @@ def rows_of(
     *,
     strict: bool,
     lag: PolicyLag | None = None,
+    lines: SpilledLines | None = None,
 ) -> list[bytes]:
     """The rows, as lines of JSON, of the trajectories of one key.
 
     items: the trajectories, or their JSON.
+    lines: gets the rows, each as soon as it is made, instead of what is returned.
     lag: those that are older are left out, as if they were not there. None: none are.
     A trajectory that is damaged, or that the format cannot carry, is reported and left out, and the
     others of its group are exported as if it were not there; with `strict` its error is raised.
@@ -287,7 +287,7 @@ def rows_of(
     left = {id_: why for id_, each in facts.items() if lag and each and (why := lag.reason(each))}
     group = TrajectoryGroup.of(member for member in members.values() if member.id not in left)
     tally.failures += len(group.failures)
-    made = _Made(exporter, tally)
+    made = _Made(exporter, tally, [] if lines is None else lines)
     try:
         made.add(group)
     except UNREADABLE as error:
@@ -297,7 +297,7 @@ def rows_of(
     for id_, each in facts.items():
         if each is not None:
             LeftOut(tally.left_out).add(each, left.get(id_, made.why_none(members[id_])))
-    return made.rows
+    return made.rows if isinstance(made.rows, list) else []
 
 
 def _facts_of(trajectory: Trajectory) -> Facts | None:
@@ -344,24 +344,29 @@ def _members(items: Sequence[bytes | Trajectory], tally: Tally) -> dict[str, Tra
 class _Made:
     """The rows of a group as lines; counts them, and the completions that none of them trains."""
 
-    def __init__(self, exporter: RowExporter, tally: Tally) -> None:
+    def __init__(
+        self, exporter: RowExporter, tally: Tally, rows: list[bytes] | SpilledLines
+    ) -> None:
         self.exporter = exporter
         self.tally = tally
-        self.rows: list[bytes] = []
+        self.rows = rows
         self._dropped = set[tuple[str, int]]()
         """Span and choice of these completions."""
         self._failed = set[str]()
         """The trajectories that failed without a reward, and have no row."""
 
     def add(self, group: TrajectoryGroup) -> None:
-        """Make the rows. ExportError if the format cannot carry a trajectory."""
+        """Make the rows anew. ExportError if the format cannot carry a trajectory."""
+        self.rows.clear()
         made = self.exporter.rows(group)
-        rows = [_line(row) for row in made]
+        count, kept = 0, set[object]()
+        for row in made:
+            self.rows.append(_line(row))
+            count += 1
+            kept.add(row.get("trajectory_id") if isinstance(made, EachRow) else None)
         dropped_of = getattr(self.exporter, "dropped", None)  # optional in `RowExporter`
-        kept = set[object]()
-        if isinstance(made, Rows):
-            drops: Iterable[Dropped] = made.dropped
-            kept = {row["trajectory_id"] for row in made}
+        if isinstance(made, EachRow):
+            drops: Iterable[Dropped] = made.left.dropped
         else:
             drops = dropped_of(group) if callable(dropped_of) else ()
         for drop in drops:
@@ -370,8 +375,7 @@ class _Made:
                 self.tally.dropped[without_ids_and_numbers(drop.reason)] += 1
         empty = (member.why_empty for member in group)  # failures are counted as such
         self.tally.empty.update(without_ids_and_numbers(why) for why in empty if why is not None)
-        self.tally.rows += len(rows)
-        self.rows += rows
+        self.tally.rows += count
         self._failed |= {each.id for each in group.failures} - kept
 
     def why_none(self, trajectory: Trajectory) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.options import Positive, check_choice
+from otel_rollout.export.options import NotNegative, Positive, check_choice
 from otel_rollout.export.row_contract import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
 from otel_rollout.export.whole_groups import PARTIAL_GROUPS, check_whole, groups_not_whole
@@ -92,8 +92,8 @@ def to_token_rows(
 
     trajectories: one or several trajectories, groups or episodes; not an exporter.
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
-    prompt_length, truncated, completion_ids, spans, policy_versions, policy_version_spans and
-    logprobs_modes (of its completions).
+    prompt_length, truncated, completion_ids, spans, policy_versions, policy_version_spans,
+    sampling, logprobs_mode, and logprobs_modes (of each of its completions).
     reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
@@ -120,7 +120,7 @@ def to_token_rows(
     begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` has the
     reasons, and what to do, if there are trajectories to train on and no row.
     """
-    rows = _token_rows(
+    each = _token_rows(
         trajectories,
         credit,
         {"scale": scale_advantages, "epsilon": epsilon, "ddof": ddof},
@@ -128,6 +128,8 @@ def to_token_rows(
         mask_reasons=mask_reasons,
         options=options,
     )
+    rows = each.left
+    rows += each
     _check(rows, require_whole_groups)
     return rows
 
@@ -147,6 +149,17 @@ def _check(rows: Rows, require_whole_groups: bool) -> None:
         warnings.warn(_why_no_advantage(scored), NoAdvantageWarning, stacklevel=3)
 
 
+class EachRow(Iterator[dict[str, Any]]):
+    """Rows, one at a time; once all came, `left` lists what is in none of them."""
+
+    def __init__(self, left: Rows, rows: Iterator[dict[str, Any]]) -> None:
+        self.left = left
+        self._rows = rows
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._rows)
+
+
 def _token_rows(
     trajectories: RowSource,
     credit: Credit,
@@ -155,7 +168,7 @@ def _token_rows(
     include_children: bool,
     mask_reasons: Collection[TerminationReason | str],
     options: Mapping[str, Any],
-) -> Rows:
+) -> EachRow:
     check_choice("to_token_rows(credit=...)", credit, Credit)
     items = checked_items(trajectories, "to_token_rows")
     groups = [item for item in items if isinstance(item, TrajectoryGroup)]
@@ -166,20 +179,23 @@ def _token_rows(
         )
     masked = _reasons(mask_reasons)
     rows = Rows()
-    children = _children(groups)
-    keep = options.get("on_failure") == "keep"
-    for sample in _samples(items, scaling, keep=keep):
-        own = children.pop(sample.trajectory.id, [])
-        if sample.reason in masked:
-            rows.masked += [sample.trajectory, *own]
-            continue
-        without = sample.is_failure and not keep
-        if without or not include_children:
-            rows.children += own
-            own = []
-        _add_rows(rows, sample, own, credit, options)
-    rows.children += [child for left in children.values() for child in left]
-    return rows
+
+    def each() -> Iterator[dict[str, Any]]:
+        children = _children(groups)
+        keep = options.get("on_failure") == "keep"
+        for sample in _samples(items, scaling, keep=keep):
+            own = children.pop(sample.trajectory.id, [])
+            if sample.reason in masked:
+                rows.masked += [sample.trajectory, *own]
+                continue
+            without = sample.is_failure and not keep
+            if without or not include_children:
+                rows.children += own
+                own = []
+            yield from _rows_of_sample(rows, sample, own, credit, options)
+        rows.children += [child for left in children.values() for child in left]
+
+    return EachRow(rows, each())
 
 
 def _why_empty(rows: Rows) -> str:
@@ -228,14 +244,17 @@ def _children(groups: Iterable[TrajectoryGroup]) -> dict[str, list[Trajectory]]:
     return found
 
 
-def _add_rows(
+def _rows_of_sample(
     rows: Rows,
     sample: _Sample,
     children: Sequence[Trajectory],
     credit: Credit,
     options: Mapping[str, Any],
-) -> None:
-    """Add the rows of one sample: those of its trajectory, then those of its children."""
+) -> Iterator[dict[str, Any]]:
+    """The rows of one sample: those of its trajectory, then those of its children.
+
+    rows: gets what is in none of them.
+    """
     reward, advantage = sample.trajectory.reward, sample.advantage
     made = [(t, t.token_sequences(**options)) for t in (sample.trajectory, *children)]
     count = len(made[0][1]) if credit == "last" else sum(len(sequences) for _, sequences in made)
@@ -247,32 +266,33 @@ def _add_rows(
         for number, sequence in enumerate(sequences):
             share = _share(credit, position, count)
             position += 1
-            rows.append(
-                {
-                    "input_ids": sequence.token_ids,
-                    "loss_mask": sequence.loss_mask,
-                    "logprobs": sequence.logprobs,
-                    "sampled": sequence.sampled,
-                    "prompt_length": sequence.prompt_length,
-                    "truncated": sequence.truncated,
-                    "completion_ids": sequence.completion_ids,
-                    "spans": _lists(sequence.spans),
-                    "policy_versions": sequence.policy_versions,
-                    "policy_version_spans": _lists(sequence.policy_version_spans),
-                    "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
-                    "reward": None if reward is None else reward * share,
-                    "advantage": None if advantage is None else advantage * share,
-                    "trajectory_id": trajectory.id,
-                    "parent_id": trajectory.parent_id,
-                    "name": trajectory.name,
-                    "task_id": trajectory.task_id,
-                    "group_id": sample.group_id,
-                    "sample_index": sample.trajectory.sample_index,
-                    "history": histories.get(_call(sequence.completions[-1])),
-                    "row": number,
-                    "rows": len(sequences),
-                }
-            )
+            # Of the arrays: a sequence keeps the lists that it is asked for.
+            yield {
+                "input_ids": sequence.token_id_array.tolist(),
+                "loss_mask": sequence.loss_mask_array.tolist(),
+                "logprobs": sequence.logprob_array.tolist(),
+                "sampled": sequence.sampled_array.tolist(),
+                "prompt_length": sequence.prompt_length,
+                "truncated": sequence.truncated,
+                "completion_ids": sequence.completion_ids,
+                "spans": _lists(sequence.spans),
+                "policy_versions": sequence.policy_versions,
+                "policy_version_spans": _lists(sequence.policy_version_spans),
+                "sampling": sequence.sampling,
+                "logprobs_mode": sequence.logprobs_mode,
+                "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
+                "reward": None if reward is None else reward * share,
+                "advantage": None if advantage is None else advantage * share,
+                "trajectory_id": trajectory.id,
+                "parent_id": trajectory.parent_id,
+                "name": trajectory.name,
+                "task_id": trajectory.task_id,
+                "group_id": sample.group_id,
+                "sample_index": sample.trajectory.sample_index,
+                "history": histories.get(_call(sequence.completions[-1])),
+                "row": number,
+                "rows": len(sequences),
+            }
 
 
 def _lists(spans: Sequence[tuple[Any, int, int]] | None) -> list[list[Any]] | None:
@@ -282,7 +302,7 @@ def _lists(spans: Sequence[tuple[Any, int, int]] | None) -> list[list[Any]] | No
 def _histories(trajectory: Trajectory) -> dict[tuple[str, int], int]:
     """The first history that each completion is in, by its place."""
     places: dict[tuple[str, int], int] = {}
-    for place, history in enumerate(trajectory.histories):
+    for place, history in enumerate(trajectory.each_history()):
         for completion in history.completions:
             places.setdefault(_call(completion), place)
     return places
@@ -376,7 +396,11 @@ class TokenRows(JsonRows):
     (all of it), "split" (equal parts) or "last" (the last row has all of it).
     on_failure: "keep" gives the rows of rollouts that failed without a reward, "drop" leaves them
     out.
+    on_media: "keep" trains replies in conversations with images, sound or files, for which token
+    ids have placeholders; "drop" does not.
     max_length: longer rows are truncated to so many tokens; not set: no limit.
+    max_token_id: the last id of the vocabulary, replies with a larger one do not train; not set:
+    not known.
     mask_truncated: replies that the model did not end itself stay as context and are not trained.
     on_abort: "keep" trains replies that the server gave up, as far as they came; "drop" does not.
     constrained_logprobs: "nan" makes log-probabilities of constrained decoding unknown, "keep"
@@ -389,10 +413,12 @@ class TokenRows(JsonRows):
     max_length: Positive | None = None
     mask_truncated: bool = False
     on_abort: Literal["drop", "keep"] = "drop"
+    on_media: Literal["drop", "keep"] = "drop"
+    max_token_id: NotNegative | None = None
     constrained_logprobs: Literal["keep", "nan"] = "keep"
     require_all_calls: bool = False
 
-    def rows(self, group: TrajectoryGroup) -> Rows:
+    def rows(self, group: TrajectoryGroup) -> EachRow:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
         options = {**self._options(), "require_all_calls": self.require_all_calls}
         return _token_rows(

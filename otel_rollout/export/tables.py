@@ -86,6 +86,8 @@ _ROW_COLUMNS = {
     "spans": _spans("completion_id"),
     "policy_versions": TEXTS,
     "policy_version_spans": _spans("version"),
+    "sampling": JSON,
+    "logprobs_mode": TEXT,
     "logprobs_modes": TEXTS,
     "reward": FLOAT,
     "advantage": FLOAT,

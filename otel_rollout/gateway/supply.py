@@ -113,7 +113,7 @@ class Supply:
             self.stop("the model server renders the messages although it gets token ids")
             return None
         is_closed = not before.truncated and not isinstance(before.stop_reason, str)
-        return Turn(prompt, ids.ids.tolist(), is_closed, request, len(new))
+        return Turn(prompt, [*ids.ids], is_closed, request, len(new))
 
 
 def _request(body: bytes) -> dict[str, Any] | None:

@@ -372,6 +372,8 @@ class ActiveRollout:
             attributes |= label(sc.EXCHANGE_POLICY_VERSION, self.policy_version)
         if (policy_model := process_state.settings.policy_model) is not None:
             attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
+        if (mode := process_state.settings.logprobs_mode) is not None:
+            attributes[sc.EXCHANGE_LOGPROBS_MODE] = mode
         if self.side_call_rules is not None and self.recorder is not None:
             attributes[sc.EXCHANGE_JUDGED] = True
         trajectory = self.trajectory

@@ -90,6 +90,9 @@ class Settings:
     baggage: bool = _option(False, "True or False", _is_switch, later=True)
     reward_in_name: bool = _option(False, "True or False", _is_switch, later=True)
     policy_model: str | None = _option(None, "the name of a model", _is_text, later=True)
+    logprobs_mode: Literal["raw", "processed"] | None = _option(
+        None, "'raw', 'processed' or None", _one_of("raw", "processed", None), later=True
+    )
     rl_conventions: bool = _option(False, "True or False", _is_switch)
     side_calls: tuple[Rule, ...] | None = _option(
         None, "functions of a completion and the calls beside it", _is_functions, later=True

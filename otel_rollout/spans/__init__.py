@@ -11,8 +11,6 @@ from otel_rollout.spans.exchange import PACKED as PACKED
 from otel_rollout.spans.exchange import Exchange as Exchange
 from otel_rollout.spans.exchange import RequestMembers as RequestMembers
 from otel_rollout.spans.exchange import Supplied as Supplied
-from otel_rollout.spans.exchange import TokenPath as TokenPath
-from otel_rollout.spans.exchange import extend_tokens as extend_tokens
 from otel_rollout.spans.exchange import members_of as members_of
 from otel_rollout.spans.exchange import unread as unread
 from otel_rollout.spans.reader import DIFFERS as DIFFERS
@@ -39,4 +37,6 @@ from otel_rollout.spans.seals import crc32 as crc32
 from otel_rollout.spans.seals import digest_of as digest_of
 from otel_rollout.spans.seals import numbers_of as numbers_of
 from otel_rollout.spans.seals import with_lengths as with_lengths
+from otel_rollout.spans.token_paths import TokenPath as TokenPath
+from otel_rollout.spans.token_paths import extend_tokens as extend_tokens
 from otel_rollout.spans.writer import ExchangeWriter as ExchangeWriter

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from otel_rollout.spans.blobs import missing_in, with_blobs
 from otel_rollout.spans.reply_form import USUAL, Form, Retried, unpacked
+from otel_rollout.spans.token_paths import TokenPath, extend_tokens
 from otel_rollout.wire import (
     OBJECT,
     Bounded,
@@ -32,7 +31,6 @@ from otel_rollout.wire import (
     loads_bounded,
     merge,
     path_messages,
-    token_array,
     unpack_events,
     wholly_read,
 )
@@ -46,76 +44,6 @@ LARGE = 1024
 
 Such as the screenshots that an agent keeps while it shortens what is before them.
 """
-
-
-@dataclass(slots=True, eq=False)
-class TokenPath:
-    """Token ids that share a prefix with those of earlier calls (None is the empty path)."""
-
-    parent: TokenPath | None
-    length: int
-    """Number of all its ids."""
-    typecode: str
-    """That of an array which can hold all of its ids: "i", or "q" for some beyond 32 bits."""
-    text: str | None = None
-    """`ids` as compact JSON, without brackets. None: it is not known."""
-    _ids: array[int] | None = None
-    _same: TokenPath | None = None
-    """One with the same ids, which are read for both."""
-
-    @property
-    def ids(self) -> array[int]:
-        """The ids after those of `parent`, read when somebody asks."""
-        if self._ids is None:
-            same = self._same
-            self._ids = same.ids if same else token_array(_read_ids(f"[{self.text}]"))
-        return self._ids
-
-    def to_array(self) -> array[int]:
-        """All ids, first to last."""
-        blocks: list[array[int]] = []
-        path: TokenPath | None = self
-        while path is not None:
-            blocks.append(path.ids)
-            path = path.parent
-        ids = array(self.typecode)
-        for block in reversed(blocks):
-            ids += block if block.typecode == self.typecode else array(self.typecode, block)
-        return ids
-
-    def to_list(self) -> list[int]:
-        """The same as a list."""
-        return self.to_array().tolist()
-
-    def after(self, path: TokenPath | None) -> TokenPath:
-        """The path that continues `path` with the ids of this one, which has no parent."""
-        if path is None:
-            return self
-        typecode, same = max(self.typecode, path.typecode), None if self._ids else self
-        return TokenPath(path, self.length + path.length, typecode, self.text, self._ids, same)
-
-
-def tokens_in(text: str) -> TokenPath:
-    """The path of the ids that a text lists, JSON without its brackets. Usual ones are read later.
-
-    ValueError for what lists no integers, OverflowError for one beyond 64 bits.
-    """
-    shape = b",%b," % text.encode().translate(_SHAPE)
-    if not any(shape.find(each) >= 0 for each in _UNUSUAL) and f",{text}".find(",0") < 0:
-        return TokenPath(None, shape.count(b",") - 1, "i", text)
-    return extend_tokens(None, _read_ids(f"[{text}]"))
-
-
-_read_ids = msgspec.json.Decoder(list[int]).decode
-_SHAPE = bytes(c if c == ord(",") else ord("1" if chr(c).isdecimal() else "x") for c in range(256))
-_UNUSUAL = (b"x", b",,", b"1" * 10)
-"""What is not in the shape of usual ids, which have at most nine digits."""
-
-
-def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
-    """The path that continues `path` with these ids. Raises what `token_array` does."""
-    found = ids if isinstance(ids, array) else token_array(ids)
-    return TokenPath(None, len(found), found.typecode, None, found).after(path)
 
 
 # --- Reading
@@ -224,6 +152,8 @@ class Exchange:
     at this path, with commas; None: it refused none."""
     policy_model: str | None = None
     """The model that is trained, as it was configured; None where it was not."""
+    logprobs_mode: str | None = None
+    """`raw` or `processed`, as it was configured for the server; None where it was not."""
     last_policy_version: str | int | None = None
     """The policy version when the reply had come; None: that of the call, or not known."""
     side_call: str | None = None
@@ -303,10 +233,9 @@ class Exchange:
             return self.prompts[index] if 0 <= index < len(self.prompts) else None
         if not isinstance(value, list | array) or not value:
             return None
-        try:
-            return extend_tokens(None, value)
-        except (TypeError, OverflowError):  # no token ids, whatever it is called
-            return None
+        if isinstance(value, list) and set(map(type, value)) != {int}:
+            return None  # no token ids, whatever it is called
+        return extend_tokens(None, value)
 
     def request(self) -> Json:
         """The whole request as it was on the wire; its text where it was no JSON object."""

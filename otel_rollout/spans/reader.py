@@ -13,12 +13,11 @@ from otel_rollout.spans.exchange import (
     Exchange,
     RequestMembers,
     Supplied,
-    TokenPath,
-    tokens_in,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.spans.reply_form import as_it_was
 from otel_rollout.spans.seals import digest_of
+from otel_rollout.spans.token_paths import TokenPath, tokens_in
 from otel_rollout.wire import (
     Json,
     JsonText,
@@ -240,6 +239,7 @@ class ExchangeReader:
             session=text(sc.EXCHANGE_SESSION),
             refused=text(sc.EXCHANGE_REFUSED),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
+            logprobs_mode=text(sc.EXCHANGE_LOGPROBS_MODE),
             last_policy_version=span.label(sc.EXCHANGE_LAST_POLICY_VERSION),
             has_blobs=has_blobs,
             **as_it_was(text, damage),
@@ -321,7 +321,7 @@ _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.
 _UNDECISIVE = _RESPONSE | {
     *(sc.RESPONSE_STATUS_CODE, sc.RESPONSE_PROMPT_IDS, sc.RESPONSE_FORM, sc.REQUEST_ADDED),
     *(sc.EXCHANGE_RETRIED, sc.EXCHANGE_SESSION, sc.EXCHANGE_REFUSED, sc.EXCHANGE_POLICY_MODEL),
-    *(sc.EXCHANGE_JUDGED, sc.EXCHANGE_ERROR, sc.ERROR_TYPE),
+    *(sc.EXCHANGE_JUDGED, sc.EXCHANGE_ERROR, sc.ERROR_TYPE, sc.EXCHANGE_LOGPROBS_MODE),
     *(sc.REQUEST_MESSAGES, sc.REQUEST_REPEATED, sc.REQUEST_BASE_DIGEST),
     *(sc.REQUEST_BASE_COUNT, sc.REQUEST_SHARED_VALUES, sc.REQUEST_SUPPLIED),
 }

@@ -12,6 +12,8 @@ from otel_rollout.trajectory.episode import Episode as Episode
 from otel_rollout.trajectory.episode import TerminationEvent as TerminationEvent
 from otel_rollout.trajectory.episode import TerminationReason as TerminationReason
 from otel_rollout.trajectory.episode import task_of as task_of
+from otel_rollout.trajectory.gate import NotExact as NotExact
+from otel_rollout.trajectory.gate import exact_ids as exact_ids
 from otel_rollout.trajectory.groups import TrajectoryGroup as TrajectoryGroup
 from otel_rollout.trajectory.groups import advantages_of as advantages_of
 from otel_rollout.trajectory.groups import failed as failed
@@ -42,10 +44,8 @@ from otel_rollout.trajectory.steps import Action as Action
 from otel_rollout.trajectory.steps import Step as Step
 from otel_rollout.trajectory.steps import json_of as json_of
 from otel_rollout.trajectory.tokens import Dropped as Dropped
-from otel_rollout.trajectory.tokens import NotExact as NotExact
 from otel_rollout.trajectory.tokens import TokenSequence as TokenSequence
 from otel_rollout.trajectory.tokens import TokenSequences as TokenSequences
-from otel_rollout.trajectory.tokens import exact_ids as exact_ids
 from otel_rollout.trajectory.tokens import model_of as model_of
 from otel_rollout.trajectory.tokens import untrained_sequences as untrained_sequences
 from otel_rollout.trajectory.trajectory import Trajectory as Trajectory

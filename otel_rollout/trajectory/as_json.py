@@ -53,7 +53,9 @@ from otel_rollout.wire import (
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
 
-_MARKS = ("session", "refused", "policy_model", "last_policy_version", "side_call")
+_MARKS = (
+    *("session", "refused", "policy_model", "last_policy_version", "side_call", "logprobs_mode"),
+)
 """Fields of an exchange that few have: they are written where they are set."""
 _OTHERWISE = (
     *("source", "lost", "prompt", "members", "body", "events", "prompts", "supplied"),
@@ -117,7 +119,7 @@ def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
     yield '],"messages":['
     yield _on_one_line(",".join(messages))
     yield '],"tokens":['
-    texts = (path.text or dumps_strict(path.ids.tolist())[1:-1] for _, path in tokens)
+    texts = (path.text or dumps_strict([*path.ids])[1:-1] for _, path in tokens)
     rows = (f"[{row},[{text}]]" for (row, _), text in zip(tokens, texts, strict=True))
     yield ",".join(rows) + "]"
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
 from otel_rollout.trajectory.fixed import frozen
@@ -19,6 +19,7 @@ from otel_rollout.wire import (
     OBJECT,
     Choice,
     Json,
+    LogprobsMode,
     MessagePath,
     ModelApi,
     Reply,
@@ -26,9 +27,11 @@ from otel_rollout.wire import (
     asked_ids,
     copy_json,
     empty_ids,
+    indexed_choices,
     is_partition,
     length_limit,
     logprobs_mode,
+    media_beside,
     media_of,
     none_for_nan,
     path_messages,
@@ -168,7 +171,7 @@ class Completion:
         reason = (self.finish_reason or "tool").lower()
         hides = "tool" in reason or "function" in reason  # servers write it in place of the limit
         limit = length_limit(self.sampling) if hides else None
-        ids = self._sampled_ids if limit is not None else None
+        ids = self.sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
 
     @property
@@ -198,7 +201,7 @@ class Completion:
     @property
     def token_path(self) -> TokenPath | None:
         """`token_ids` as a path of its own."""
-        return self.exchange.token_path(self._sampled_ids)
+        return self.exchange.token_path(self.sampled_ids)
 
     @property
     def ids_are_withheld(self) -> bool:
@@ -207,16 +210,28 @@ class Completion:
         return not asked and withholds_ids(self.choice, self._whole)
 
     @property
+    def choices_in_response(self) -> list[int]:
+        """The indices of the choices of its response, in its order."""
+        return [index for index, _ in indexed_choices(self._whole, self.api.choices_member)]
+
+    @property
+    def choices_asked(self) -> int | None:
+        """Number of choices that its request asks for; None where not all of the request is known,
+        or no number of choices.
+        """
+        params = self.exchange.params
+        is_known = self.exact or self.api.choices_name in self.sampling
+        asked = self.api.choices_asked(params) if is_known else 0
+        return asked if asked > 0 else None
+
+    @property
     def sampled_in_response(self) -> int | None:
         """Token ids that came for all choices of its response together; None if none came.
 
         `usage` counts them so. A choice without ids has lost them, or none was sampled for it.
         """
         whole, params = self._whole, self.exchange.params
-        found = whole.get("choices")
-        choices = (
-            [one for one in found if isinstance(one, OBJECT)] if isinstance(found, list) else []
-        )
+        choices = [choice for _, choice in indexed_choices(whole, self.api.choices_member)]
         if len(choices) < 2:
             choices = [self.choice]
         elif params.get("echo"):  # without the prompts, which costs more
@@ -242,8 +257,17 @@ class Completion:
         supplied = self.supplied.prompt if self.supplied else None
         if supplied and (self.usage or {}).get("prompt_tokens") == supplied.length:
             return supplied
+        return self.exchange.token_path(self._asked_ids)
+
+    @property
+    def prompt_lists(self) -> list[Json]:
+        """What lists the token ids of its prompt, the best first; some are no lists."""
+        return [*prompt_ids(self.choice, self._whole), self._asked_ids]
+
+    @property
+    def _asked_ids(self) -> Sequence[Json] | None:
         params = self.exchange.params
-        return self.exchange.token_path(asked_ids(params.get("prompt"), params, self._whole))
+        return asked_ids(params.get("prompt"), params, self._whole)
 
     @property
     def supplied(self) -> Supplied | None:
@@ -262,19 +286,20 @@ class Completion:
     @property
     def logprob_array(self) -> array[float] | None:
         """`logprobs` as an array, NaN in the place of each unknown one; made anew each time."""
-        ids = self._sampled_ids
+        ids = self.sampled_ids
         found = sampled_logprobs(self.choice, len(ids) if ids else None)
         return None if found is None else found[:]
 
     @property
-    def logprobs_mode(self) -> Literal["raw", "processed", "constrained"] | None:
+    def logprobs_mode(self) -> LogprobsMode | None:
         """`raw` log-probabilities are from before temperature and the like; None: unknown.
 
         `constrained`: the request had the server take tokens away (a schema, a grammar, a forced
-        tool call), so that they are not the policy's, whatever the server calls them. Else few
-        servers report it. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
+        tool call, a bias), so that they are not the policy's, whatever the server calls them. Else
+        what the server reports, as few do, or what `configure(logprobs_mode=...)` says of it.
         """
-        return logprobs_mode(self.exchange.params, self.choice, self._whole)
+        exchange = self.exchange
+        return logprobs_mode(exchange.params, self.choice, self._whole, exchange.logprobs_mode)
 
     @property
     def reward(self) -> Reward | None:
@@ -291,10 +316,10 @@ class Completion:
         """The policy versions that sampled it, in order; (None,) if none is known.
 
         The rollout's when the call was made and, if it changed, when the reply had come; without
-        `policy_version=` those that the server names.
+        `policy_version=` at the call those that the server names.
         """
         first, last = self.exchange.policy_version, self.exchange.last_policy_version
-        if first is None and last is None:
+        if first is None and (last is None or self.policy_version_spans):
             named = groupby(span.version for span in version_spans(self.choice, self._whole))
             return tuple(version for version, _ in named) or (None,)
         return (first,) if last is None else (first, last)
@@ -305,7 +330,7 @@ class Completion:
 
         `end` is exclusive. They are of all tokens, in order; None where it names none of them so.
         """
-        spans, ids = version_spans(self.choice, self._whole), self._sampled_ids
+        spans, ids = version_spans(self.choice, self._whole), self.sampled_ids
         if not spans or not is_partition(spans, None if ids is None else len(ids)):
             return None
         return [(each.version, each.start or 0, each.end or 0) for each in spans]
@@ -321,8 +346,10 @@ class Completion:
 
         Token ids have placeholders for these parts: they are not all that the model saw.
         """
-        messages = path_messages(self.path)
-        return list(dict.fromkeys(kind for message in messages for kind in media_of(message)))
+        api, params = self.api, self.exchange.params
+        around = [kind for each in api.instructions_of(params) for kind in media_of(each)]
+        own = self.path.media if self.path else ()
+        return list(dict.fromkeys((*media_beside(params), *around, *own)))
 
     @property
     def stream(self) -> bool:
@@ -387,5 +414,6 @@ class Completion:
         return reply if isinstance(reply, OBJECT) else {}
 
     @property
-    def _sampled_ids(self) -> Sequence[Json] | None:
+    def sampled_ids(self) -> Sequence[Json] | None:
+        """What the server lists as its token ids, whatever that is; None where it lists none."""
         return sampled_ids(self.choice, self._whole)

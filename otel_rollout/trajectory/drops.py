@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from otel_rollout.trajectory.gate import Cause
 from otel_rollout.trajectory.sentences import CONTRADICTED, DAMAGED, UNKNOWN, Kind, sentence_of
-from otel_rollout.trajectory.tokens import Cause, Dropped
+from otel_rollout.trajectory.tokens import Dropped
 
 
 def advice_about(drop: Dropped) -> str:
@@ -46,6 +47,15 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
         "dropped",
         "Nothing has to be done: such requests only fill a cache or count tokens.",
     ),
+    "searched": (
+        "dropped",
+        "Sample without beams and best_of: what a search finds is no sample of the policy.",
+    ),
+    "media": (
+        "dropped",
+        'Train it where the trainer takes messages with images, or on_media="keep" keeps the '
+        "placeholders.",
+    ),
     "nothing_sampled": ("dropped", "Nothing has to be done: there is no token to train on."),
     "no_token_ids": ("inexact", _IDS),
     "no_token_ids_there": (
@@ -53,7 +63,16 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
         "Ask the model through an API that gives token ids, such as /v1/chat/completions of vLLM "
         "(docs/model-apis.md).",
     ),
+    "impossible_id": (
+        "inexact",
+        "The server put a placeholder or another number there: see the reply, and update the "
+        "server. max_token_id is the last id of the vocabulary.",
+    ),
     "uncounted": ("inexact", _IDS),
+    "choices": (
+        "inexact",
+        "The server, or a proxy before it, numbers choices wrongly: ask for one choice a call.",
+    ),
     "disagreement": (
         "inexact",
         "Check the server with `otel-rollout doctor --server URL`: some lose tokens that a parser "
@@ -66,6 +85,10 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
     ),
     "masked": ("dropped", "Nothing has to be done if that was asked for (mask_truncated)."),
     "too_long": ("dropped", "Raise max_length, or shorten what the agent sends."),
+    "too_many": (
+        "dropped",
+        "Look at its calls: rows of one trajectory share prompts that no agent has.",
+    ),
     "other": ("dropped", "See the options of the exporter: `otel-rollout export --list`."),
 }
 """The kind of finding that a dropped completion is, and what to do, by the cause."""

@@ -100,6 +100,8 @@ class Facts(Fixed):
     """The same, in order."""
     _bound: Contents | None = field(default=None, init=False)
     """The contents that the steps have their completions from, once it is sealed."""
+    _max_token_id: int | None = field(default=None, init=False)
+    """The last id of the vocabulary, where an exporter was told. None: not known."""
     _sealed: bool = field(init=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _source: Source = field(init=False)

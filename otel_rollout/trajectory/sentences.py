@@ -336,6 +336,12 @@ NO_NUMBERS = Sentence(
     "inexact",
     "Ask the server for log-probabilities of the sampled tokens, without masking them.",
 )
+FEWER_CHOICES = Sentence(
+    "completion {id}: its request asks for {asked} choices, and {came} came",
+    "uncertain",
+    "Nothing has to be done if the server, or a proxy before it, leaves choices out; what came "
+    "trains, unless its token counts are of more.",
+)
 REPEATED = Sentence(
     "{count} responses have the id {id}: get_history({again}) gives the last of them",
     "duplicate",

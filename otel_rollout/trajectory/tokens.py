@@ -16,24 +16,21 @@ import math
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Literal
 
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath, extend_tokens
-from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import frozen
-from otel_rollout.trajectory.histories import ended_before, in_order
-from otel_rollout.wire import (
-    allows_no_token,
-    asks_for_reasoning,
-    path_messages,
-    reasoning_of,
-)
+from otel_rollout.trajectory.gate import Cause as Cause
+from otel_rollout.trajectory.gate import NotExact, admit
+from otel_rollout.trajectory.histories import ended_before, in_order, names_previous
+from otel_rollout.wire import Json, LogprobsMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +93,7 @@ class TokenSequence:
 
     @property
     def token_id_array(self) -> array[int]:
-        """`token_ids` as an array of 32-bit integers; of 64 bits if one of them needs that."""
+        """`token_ids` as an array of 32-bit integers."""
         return self._path.to_array()[: self._kept]
 
     @property
@@ -158,6 +155,21 @@ class TokenSequence:
         return [completion_id for completion_id, _, _ in self.spans]
 
     @property
+    def sampling(self) -> dict[str, Json] | list[dict[str, Json]]:
+        """The sampling parameters that its requests set, by their names.
+
+        A list with those of each of `completions` where they are not the same in all.
+        """
+        found = [completion.sampling for completion in self.completions]
+        return found[0] if all(each == found[0] for each in found) else found
+
+    @property
+    def logprobs_mode(self) -> LogprobsMode | None:
+        """`Completion.logprobs_mode` of all its completions. None: not known, or not one."""
+        modes = {completion.logprobs_mode for completion in self.completions}
+        return modes.pop() if len(modes) == 1 else None
+
+    @property
     def policy_versions(self) -> list[str | int | None]:
         """The policy versions that sampled its completions, in order; None: not known."""
         return [version for each in self.completions for version in each.policy_versions]
@@ -205,28 +217,6 @@ _FIELDS = (
 _UNKNOWN: list[tuple[None, int, int]] = [(None, 0, sys.maxsize)]
 """The span of a completion whose versions are not known."""
 
-Cause = Literal[
-    "no_calls",
-    "rollout_failed",
-    "rollout_cancelled",
-    "not_trainable",
-    "call_failed",
-    "damaged",
-    "contradicted",
-    "side_call",
-    "not_asked_for",
-    "nothing_sampled",
-    "no_token_ids",
-    "no_token_ids_there",
-    "uncounted",
-    "disagreement",
-    "unresolved_retry",
-    "masked",
-    "too_long",
-    "other",
-]
-"""Why a completion is in no row; "other" is what an exporter says."""
-
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
@@ -250,7 +240,10 @@ class Dropped:
 
 
 _ONLY_IDS: frozenset[Cause] = frozenset(
-    ("no_token_ids", "no_token_ids_there", "uncounted", "disagreement")
+    (
+        *("no_token_ids", "no_token_ids_there", "impossible_id", "uncounted", "disagreement"),
+        "media",
+    )
 )
 
 
@@ -267,14 +260,6 @@ class TokenSequences(list[TokenSequence], ShownInNotebooks):
         self.dropped: list[Dropped] = list(dropped)
 
 
-@dataclass(frozen=True, slots=True)
-class NotExact:
-    """The reason why a completion has no exact token ids, or does not train."""
-
-    cause: Cause
-    reason: str
-
-
 def token_sequences(
     completions: Iterable[Completion],
     *,
@@ -282,7 +267,9 @@ def token_sequences(
     max_length: int | None = None,
     keep_aborted: bool = False,
     keep_side_calls: bool = False,
+    keep_media: bool = False,
     constrained_logprobs: Literal["keep", "nan"] = "keep",
+    max_token_id: int | None = None,
 ) -> TokenSequences:
     """The rows of the completions of one trajectory.
 
@@ -290,54 +277,90 @@ def token_sequences(
     max_length: longer rows are truncated to so many tokens, and flagged as truncated.
     keep_aborted: true if replies that the server gave up are trained as far as they came.
     keep_side_calls: true if side calls are trained as any other.
+    keep_media: true if conversations with images, sound or files are trained as any other.
     constrained_logprobs: "nan" makes those of constrained decoding unknown.
+    max_token_id: the last id of the vocabulary. None: not known.
     """
     calls: list[_Call] = []
     dropped: list[Dropped] = []
-    for completion in in_order(completions):
-        admitted = _admit(completion, keep_aborted=keep_aborted, keep_side_calls=keep_side_calls)
+    for completion, media in _with_media(in_order(completions)):
+        admitted = admit(
+            completion,
+            media=() if keep_media else media,
+            keep_aborted=keep_aborted,
+            keep_side_calls=keep_side_calls,
+            max_token_id=max_token_id,
+        )
         if isinstance(admitted, NotExact):
             dropped.append(Dropped(completion, admitted.reason, admitted.cause))
         else:
-            if constrained_logprobs == "nan" and completion.logprobs_mode == "constrained":
-                admitted = replace(admitted, logprobs=None)
-            calls.append(admitted)
+            is_nan = constrained_logprobs == "nan" and completion.logprobs_mode == "constrained"
+            logprobs = None if is_nan else completion.logprob_array
+            calls.append(_Call(completion, admitted, logprobs))
     parents = _link(calls)
-    for call in _unresolved(calls, parents):
-        dropped.append(
-            Dropped(
-                call.completion,
-                "the same prompt was sampled again, nothing went on from this reply, and it is "
-                "not known which one the agent got (unresolved retry)",
-                "unresolved_retry",
-            )
-        )
-        calls.remove(call)
+    unresolved = _unresolved(calls, parents)
+    dropped += [Dropped(call.completion, _RETRIED, "unresolved_retry") for call in unresolved]
+    calls = [call for call in calls if call not in unresolved]
     parents = {id(call): parents[id(call)] for call in calls if id(call) in parents}
-    rows: list[TokenSequence] = []
     trained: set[int] = set()
-    ends = {id(parent) for parent in parents.values()}
-    for leaf in calls:
-        if id(leaf) in ends:
-            continue
-        row = _row(_path(leaf, parents), trained, masked, max_length)
-        if any(row.trains):
-            rows.append(row)
-    too_long = f"beyond {max_length} tokens of its row"
+    leaves = _within(ROW_IDS, _leaves(calls, parents))
+    rows = [_row(_path(leaf, parents), trained, masked, max_length) for leaf in leaves]
     dropped += [
         Dropped(call.completion, "masked", "masked")
         if masked(call.completion)
-        else Dropped(call.completion, too_long, "too_long")
+        else Dropped(call.completion, *_too_long(call, max_length))
         for call in calls
         if id(call) not in trained
     ]
-    return TokenSequences(rows, dropped)
+    return TokenSequences((row for row in rows if any(row.trains)), dropped)
+
+
+ROW_IDS = 1 << 24
+"""Token ids that the rows of one trajectory have together, at most: a small file can name one long
+prompt again and again."""
+_RETRIED = (
+    "the same prompt was sampled again, nothing went on from this reply, and it is not known which "
+    "one the agent got (unresolved retry)"
+)
+
+
+def _leaves(calls: Iterable[_Call], parents: Mapping[int, _Call]) -> list[_Call]:
+    """The calls that no other one extends."""
+    ends = {id(parent) for parent in parents.values()}
+    return [call for call in calls if id(call) not in ends]
+
+
+def _within(most: int, leaves: Sequence[_Call]) -> list[_Call]:
+    """The first leaves, whose rows have no more ids than that together."""
+    lengths = accumulate(leaf.path.length for leaf in leaves)
+    return [leaf for leaf, length in zip(leaves, lengths, strict=True) if length <= most]
+
+
+def _too_long(call: _Call, max_length: int | None) -> tuple[str, Cause]:
+    if max_length is not None and call.start >= max_length:
+        return f"beyond {max_length} tokens of its row", "too_long"
+    return f"the rows of its trajectory would have more than {ROW_IDS} token ids", "too_many"
+
+
+def _with_media(completions: Iterable[Completion]) -> Iterator[tuple[Completion, Sequence[str]]]:
+    """The completions in order, each with the types of what in its conversation is no text.
+
+    A request that names an earlier reply or a conversation has what is there.
+    """
+    named: dict[str, Sequence[str]] = {}
+    for completion in completions:
+        media = completion.media or named.get(names_previous(completion) or "", ())
+        if media:
+            of = completion.api.conversation_id(completion.exchange.params)
+            named |= dict.fromkeys((completion.id, of if isinstance(of, str) else ""), media)
+        yield completion, media
 
 
 def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
     """The tokens of what `rows.dropped` lists, to look at: rows in which nothing trains.
 
-    Ids are as they came: there may be fewer than were sampled, and none of the prompt.
+    Ids are as they came: there may be fewer than were sampled, and none of the prompt. What has an
+    id that can be none is not here.
     """
     context = {completion for row in rows for completion in row.completions}
     calls = [
@@ -347,10 +370,9 @@ def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
         and drop.completion not in context
         and (path := drop.completion.token_path)
     ]
+    calls = [call for call in calls if call.path.first_wrong() is None]
     parents = _link(calls)
-    ends = {id(parent) for parent in parents.values()}
-    leaves = [call for call in calls if id(call) not in ends]
-    paths = (_path(leaf, parents) for leaf in leaves)
+    paths = (_path(leaf, parents) for leaf in _leaves(calls, parents))
     return [_row(path, set(), lambda _: True, None) for path in paths]
 
 
@@ -361,106 +383,11 @@ def _as_it_came(completion: Completion, sampled: TokenPath) -> _Call:
     return _Call(completion, path, logprobs if is_whole else None)
 
 
-def _admit(
-    completion: Completion, *, keep_aborted: bool, keep_side_calls: bool
-) -> _Call | NotExact:
-    """The call of a completion that can train, or the reason why it cannot."""
-    exchange = completion.exchange
-    is_flawed = bool(exchange.damage or exchange.contradictions)
-    kept = keep_aborted and completion.aborted and not is_flawed
-    if not completion.is_whole and not kept:
-        error = completion.error or {}
-        because = f": {error['type']}: {error['message']}" if error else ""
-        if completion.status != "complete":
-            cause: Cause = "damaged" if exchange.damage else "call_failed"
-            return NotExact(cause, f"its call ended as {completion.status!r}{because}")
-        if exchange.damage:
-            return NotExact("damaged", f"its span is damaged: {exchange.damage[0]}")
-        if wrong := completion.contradictions:
-            return NotExact("contradicted", f"its stream contradicts itself: {wrong[0]}")
-        return NotExact("not_trainable", "its rollout is not trainable")
-    if (why := completion.side_call) is not None and not keep_side_calls:
-        return NotExact("side_call", f"it is a side call: {why}")
-    if name := allows_no_token(completion.exchange.params):
-        why = f"its request allows no token ({name}=0): what came was not asked for"
-        return NotExact("not_asked_for", why)
-    found = exact_ids(completion)
-    if isinstance(found, NotExact):
-        return found
-    logprobs = completion.logprob_array
-    if logprobs is not None and len(logprobs) != len(found.ids):
-        why = f"it has {len(found.ids)} token ids and {len(logprobs)} log-probabilities"
-        return NotExact("disagreement", why)
-    return _Call(completion, found, logprobs)
-
-
-def exact_ids(completion: Completion) -> TokenPath | NotExact:
-    """The ids of the prompt, then as one block the sampled ones; or why some are missing."""
-    reply, prompt = completion.token_path, completion.prompt_token_path
-    if reply is None:
-        return _why_no_ids(completion)
-    if prompt is None or not prompt.length:
-        return NotExact("no_token_ids", "the server sent no token ids of the prompt")
-    sampled, counted = completion.sampled_count, completion.sampled_in_response
-    if sampled is not None and counted is not None and sampled != counted:
-        why = f"the server says that it sampled {sampled} tokens and sent {counted} token ids"
-        return NotExact("disagreement", why)
-    if sampled is None and completion.stream and _is_parsed(completion):
-        return NotExact(
-            "uncounted",
-            "its stream has no count of its tokens, and a parser of tool calls or reasoning may "
-            "have lost some (ask for it: otel_rollout.request_token_ids(), or "
-            "stream_options={'include_usage': True}; and read the stream to its end)",
-        )
-    return extend_tokens(prompt, reply.ids)
-
-
-def _why_no_ids(completion: Completion) -> NotExact:
-    if completion.ids_are_empty and not completion.sampled_count:
-        why = f"nothing was sampled (finish reason {completion.finish_reason!r})"
-        return NotExact("nothing_sampled", f"it has no token ids: {why}")
-    if completion.ids_are_empty:
-        why = "the server sent no token ids: its list of them is empty"
-        return NotExact("disagreement", why)
-    count, listed = completion.sampled_count, len(completion.logprobs or ())
-    if count is not None and 0 < listed < count:
-        why = f"the server sent no token ids of {count - listed} of the {count} tokens it sampled"
-        return NotExact("disagreement", why)
-    path, refused = completion.exchange.path, completion.exchange.refused
-    if refused is not None:
-        why = f"it refuses the fields that ask for them at {path!r}: {refused}"
-        return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")
-    if completion.api.token_id_params(path.partition("?")[0]) is None:
-        why = f"request_token_ids() cannot ask for any at {path!r}"
-        return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")
-    if completion.ids_are_withheld:
-        return NotExact("no_token_ids", sentences.NOT_ASKED())
-    why = "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
-    return NotExact("no_token_ids", why)
-
-
-def _is_parsed(completion: Completion) -> bool:
-    """Whether the server may have parsed the reply for tool calls, or for reasoning.
-
-    A parser that loses all reasoning leaves none to see: the request, or a former reply, has some.
-    """
-    message, params = completion.message or {}, completion.exchange.params
-    offered = bool(params.get("tools") or params.get("functions"))
-    return (
-        (offered and params.get("tool_choice") != "none")
-        or bool(message.get("tool_calls") or message.get("function_call"))
-        or asks_for_reasoning(params)
-        or any(reasoning_of(item) is not None for item in completion.items)
-        or any(reasoning_of(message) is not None for message in path_messages(completion.prompt))
-    )
-
-
 class _Beginnings:
-    """Digests of prefixes of token paths; a shared prefix is hashed once."""
+    """Digests of prefixes of token paths, which were admitted; a shared one is hashed once."""
 
-    def __init__(self, calls: Sequence[_Call]) -> None:
+    def __init__(self) -> None:
         self._hashers: dict[int, blake2b] = {}
-        self._typecode = max(call.path.typecode for call in calls)
 
     def through(self, path: TokenPath | None) -> blake2b:
         """The hasher of the whole path; copy it before you update it."""
@@ -471,7 +398,7 @@ class _Beginnings:
         hasher = blake2b(digest_size=16) if path is None else self._hashers[id(path)]
         for node in reversed(missing):
             hasher = hasher.copy()
-            hasher.update(self.bytes_of(node.ids))
+            hasher.update(node.ids)  # type: ignore[arg-type]
             self._hashers[id(node)] = hasher
         return hasher
 
@@ -483,19 +410,15 @@ class _Beginnings:
         if node is None:
             return blake2b(digest_size=16).digest()
         hasher = self.through(node.parent).copy()
-        hasher.update(self.bytes_of(node.ids)[: length - (node.length - len(node.ids))])
+        hasher.update(memoryview(node.ids)[: length - (node.length - len(node.ids))])  # type: ignore[arg-type]
         return hasher.digest()
-
-    def bytes_of(self, ids: array[int]) -> memoryview:
-        """The ids, each in as many bytes as those of all calls."""
-        return memoryview(ids if ids.typecode == self._typecode else array(self._typecode, ids))
 
 
 def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
     """The call that each call extends, by `id`: the longest path that is a prefix of its prompt."""
     if len(calls) < 2:
         return {}
-    beginnings = _Beginnings(calls)
+    beginnings = _Beginnings()
     by_model: dict[str | None, dict[int, dict[bytes, list[_Call]]]] = {}
     for call in calls:
         lengths = by_model.setdefault(model_of(call.completion), {})
@@ -546,7 +469,7 @@ def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call
     doubtful = [c for c in calls if not c.completion.exact and id(c) not in continued]
     if not doubtful:
         return []
-    beginnings = _Beginnings(calls)
+    beginnings = _Beginnings()
 
     def prompt(call: _Call) -> tuple[str | None, bytes]:
         return model_of(call.completion), beginnings.digest(call.path, call.start)

@@ -28,6 +28,7 @@ from otel_rollout.trajectory.as_json import (
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
+from otel_rollout.trajectory.gate import Cause
 from otel_rollout.trajectory.histories import Appended
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.record import RolloutRecord
@@ -36,7 +37,6 @@ from otel_rollout.trajectory.sampling import UNREADABLE
 from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.steps import CallKey, call_key
 from otel_rollout.trajectory.tokens import (
-    Cause,
     Dropped,
     TokenSequences,
     token_sequences,
@@ -175,9 +175,11 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         on_failure: Literal["drop", "keep"] = "drop",
         on_abort: Literal["drop", "keep"] = "drop",
         on_side_call: Literal["drop", "keep"] = "drop",
+        on_media: Literal["drop", "keep"] = "drop",
         constrained_logprobs: Literal["keep", "nan"] = "keep",
         mask_truncated: bool = False,
         max_length: int | None = None,
+        max_token_id: int | None = None,
         require_all_calls: bool = False,
     ) -> TokenSequences:
         """The trainable rows, in order of the calls that end them.
@@ -190,11 +192,14 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         not trained; "keep" trains what had come, flagged as truncated.
         on_side_call: calls beside the agent, such as for a title (`Completion.side_call`), are not
         trained; "keep" trains them as any other.
+        on_media: replies in conversations with images, sound or files are not trained, since token
+        ids have placeholders for these; "keep" trains them, for trainers that have the rest too.
         constrained_logprobs: log-probabilities of constrained decoding (a schema, a grammar, a
         forced tool call) are not the policy's; "nan" makes them unknown, "keep" hands them on.
         mask_truncated: replies that the model did not end itself stay as context and are not
         trained.
         max_length: longer rows are cut at their end, in tokens.
+        max_token_id: the last id of the vocabulary: replies with a larger one do not train.
         require_all_calls: True refuses a trajectory that would train beside model calls which are
         not in it (`missing_calls`: not captured, lost, late, still open, or none at all).
 
@@ -203,8 +208,10 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         _check_option("on_failure", on_failure, ("drop", "keep"))
         _check_option("on_abort", on_abort, ("drop", "keep"))
         _check_option("on_side_call", on_side_call, ("drop", "keep"))
+        _check_option("on_media", on_media, ("drop", "keep"))
         _check_option("constrained_logprobs", constrained_logprobs, ("keep", "nan"))
-        _check_length(max_length)
+        _check_number("max_length", max_length, 1)
+        _check_number("max_token_id", max_token_id, 0)
         self._read().tokens_first()
         if (why := self.why_empty) is not None:
             if require_all_calls:
@@ -225,7 +232,9 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             max_length=max_length,
             keep_aborted=on_abort == "keep" and self.trainable,
             keep_side_calls=on_side_call == "keep",
+            keep_media=on_media == "keep",
             constrained_logprobs=constrained_logprobs,
+            max_token_id=self._max_token_id if max_token_id is None else max_token_id,
         )
 
     def drift(self) -> Drift:
@@ -313,6 +322,12 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             row["side_call"] = found.get(row["span_id"], "")
         return Trajectory.from_dict(data)
 
+    def with_max_token_id(self, max_token_id: int) -> Trajectory:
+        """A copy of it, ended, whose `token_sequences` has this `max_token_id` by default."""
+        copy = Trajectory.from_json(self.to_json())
+        object.__setattr__(copy, "_max_token_id", max_token_id)
+        return copy
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Trajectory:
         """The trajectory that `to_dict` described. SpanFormatError if it is not one."""
@@ -374,8 +389,8 @@ def _check_option(name: str, value: object, expected: tuple[str, str]) -> None:
         )
 
 
-def _check_length(value: object) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
+def _check_number(name: str, value: object, least: int) -> None:
+    if value is not None and (type(value) is not int or value < least):
         raise ValueError(
-            f"token_sequences(max_length=...): expected a number from 1 on, got {value!r}"
+            f"token_sequences({name}=...): expected a number from {least} on, got {value!r}"
         )

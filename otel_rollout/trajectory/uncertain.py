@@ -41,6 +41,10 @@ def _unknown_in(completion: Completion) -> list[str]:
     lacks_id = exchange.reply_id is None and completion.api.id_name is not None
     if completion.items and lacks_id and completion.choice_index == 0:
         found.append(sentences.NO_ID(id=repr(completion.id)))
+    asked = completion.choices_asked or 1
+    came = completion.choices_in_response if asked > 1 and completion.status == "complete" else []
+    if came[:1] == [completion.choice_index] and len(came) < asked:
+        found.append(sentences.FEWER_CHOICES(id=repr(completion.id), asked=asked, came=len(came)))
     logprobs = completion.logprob_array
     if logprobs and math.isnan(sum(logprobs)) and (unknown := sum(map(math.isnan, logprobs))):
         found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))

@@ -20,6 +20,8 @@ from otel_rollout.wire.apis import merge as merge
 from otel_rollout.wire.apis import retrieval_of as retrieval_of
 from otel_rollout.wire.apis import tool_name as tool_name
 from otel_rollout.wire.choices import REPLY as REPLY
+from otel_rollout.wire.choices import indexed_choices as indexed_choices
+from otel_rollout.wire.columns import LARGEST_ID as LARGEST_ID
 from otel_rollout.wire.columns import none_for_nan as none_for_nan
 from otel_rollout.wire.columns import token_array as token_array
 from otel_rollout.wire.conversation import MessagePath as MessagePath
@@ -76,6 +78,9 @@ from otel_rollout.wire.message import without_reasoning as without_reasoning
 from otel_rollout.wire.params import allows_no_token as allows_no_token
 from otel_rollout.wire.params import asks_for_reasoning as asks_for_reasoning
 from otel_rollout.wire.params import length_limit as length_limit
+from otel_rollout.wire.params import media_beside as media_beside
+from otel_rollout.wire.params import samplers_of as samplers_of
+from otel_rollout.wire.params import searched_by as searched_by
 from otel_rollout.wire.parts import Media as Media
 from otel_rollout.wire.parts import Other as Other
 from otel_rollout.wire.parts import Part as Part
@@ -98,6 +103,7 @@ from otel_rollout.wire.scanning import expect as expect
 from otel_rollout.wire.scanning import is_list_of_objects as is_list_of_objects
 from otel_rollout.wire.scanning import members as members
 from otel_rollout.wire.servers import Alternative as Alternative
+from otel_rollout.wire.servers import LogprobsMode as LogprobsMode
 from otel_rollout.wire.servers import alternatives as alternatives
 from otel_rollout.wire.servers import asked_ids as asked_ids
 from otel_rollout.wire.servers import empty_ids as empty_ids

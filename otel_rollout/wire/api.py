@@ -118,6 +118,8 @@ class ModelApi:
     """Members of a request that are objects of sampling parameters."""
     choices_name: str | None = "n"
     """The sampling parameter that asks for several choices. None: a reply has one."""
+    choices_member: str = "choices"
+    """The member of a reply that lists its choices."""
     token_id_members: Mapping[str, Params] = {}
     """Members that ask for token ids and log-probabilities, by the end of the path."""
     id_name: str | None = "id"

@@ -6,7 +6,6 @@ log-probabilities are chained, of other fields the last value wins.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -144,12 +143,12 @@ _AT_ONCE = 1 << 18
 """Characters of chunks that are read in one call, while no other thread runs: 0.4 ms."""
 
 
-def _taken_columns(choice: Any) -> dict[str, Columns | array[int] | None]:
+def _taken_columns(choice: Any) -> dict[str, Columns | Sequence[int] | None]:
     """The arrays of a choice by the names of their members, which are taken out of it.
 
     What is cut out stays so.
     """
-    found: dict[str, Columns | array[int] | None] = {}
+    found: dict[str, Columns | Sequence[int] | None] = {}
     if choice.logprobs and type(choice.logprobs) is not Cut:
         found["logprobs"], choice.logprobs = columns_of_logprobs(choice.logprobs), UNSET
     if choice.token_ids and type(choice.token_ids) is not Cut:

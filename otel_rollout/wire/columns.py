@@ -31,33 +31,41 @@ from otel_rollout.wire.json import (
 _Fields = Mapping[str, Json]
 ID_PREFIX = "token_id:"
 """How a token is written by vLLM's `return_tokens_as_token_ids`."""
+LARGEST_ID = (1 << 31) - 1
+"""No token id is larger."""
+_TEXTS = "tokens"
+"""A member of a choice whose list may be of texts, too."""
 
 
 def ids_of(value: Json) -> Sequence[Json]:
     """The value if it is a list that begins with a number; else none."""
-    return value if isinstance(value, list) and value and isinstance(value[0], int) else []
+    is_list = isinstance(value, list | array) and len(value) > 0
+    return value if is_list and isinstance(value[0], int) else []
 
 
 def ids_at(choice: _Fields, place: str) -> Sequence[Json]:
-    """The token ids that a member of the choice lists; an array where that was left unread."""
+    """The token ids that a member of the choice lists, as it lists them; an array where that was
+    left unread.
+    """
     found = None
     if isinstance(choice, PartlyRead):
         if place not in choice.known and (cut := choice.cut(place)) is not None:
             ids = _ids.part(cut)
             choice.known[place] = None if ids is None else id_array(ids)
         found = choice.known.get(place)
-    return ids_of(choice.get(place)) if found is None else found
+    value: Sequence[Json] | None = choice.get(place) if found is None else found
+    return ids_of(value) if place == _TEXTS or not isinstance(value, list | array) else value
 
 
 _ids: Bounded[list[int]] = Bounded(list_of(int))
 
 
-def id_array(ids: list[int]) -> array[int] | None:
-    """The ids in an array; None if they fit in none."""
+def id_array(ids: list[int]) -> Sequence[int]:
+    """The ids in an array; as they are if they fit in none."""
     try:
         return token_array(ids)
     except OverflowError:
-        return None
+        return ids
 
 
 def token_array(ids: Sequence[int]) -> array[int]:
@@ -178,13 +186,12 @@ PIECES = list_of(
 
 
 def columns_of(entries: list[Any]) -> Columns | None:
-    """The numbers of `ENTRIES`; None if their ids are not all there, or too large."""
+    """The numbers of `ENTRIES`; None if their ids are not all there."""
     values = _floats([each.logprob for each in entries], are_floats=True)
     if not entries or entries[0].id is UNSET:
         return Columns(values, None)
     ids = [each.id for each in entries]
-    found = None if UNSET in ids else id_array(ids)
-    return None if found is None else Columns(values, found)
+    return None if UNSET in ids else Columns(values, id_array(ids))
 
 
 def columns_in(cuts: Sequence[Cut]) -> Columns | None:
@@ -208,13 +215,12 @@ def columns_of_logprobs(found: Any) -> Columns | None:
 
 
 def columns_of_result(found: Any) -> Columns | None:
-    """The numbers of a `LOGPROBS_RESULT`; None where there are none, or ids that are too large."""
+    """The numbers of a `LOGPROBS_RESULT`; None where there are none."""
     chosen = found.chosenCandidates
     if not chosen:  # it may be UNSET
         return None
     values = _floats([each.logProbability for each in chosen], are_floats=True)
-    ids = id_array([each.tokenId for each in chosen])
-    return None if ids is None else Columns(values, ids)
+    return Columns(values, id_array([each.tokenId for each in chosen]))
 
 
 def columns_of_pieces(pieces: list[Any]) -> Columns | None:

@@ -18,14 +18,14 @@ from typing import Any
 import msgspec
 
 from otel_rollout.wire.json import OBJECT, Json, JsonText
-from otel_rollout.wire.message import PIECES, content_parts, read_message
+from otel_rollout.wire.message import PIECES, content_parts, media_of, read_message
 from otel_rollout.wire.parts import Part, Reasoning, Text, normalised_parts, present_members
 
 
 class MessagePath:
     """A conversation from its first message to `message`; longer ones point to it as `parent`."""
 
-    __slots__ = ("_key", "json", "length", "parent")
+    __slots__ = ("_key", "_media", "json", "length", "parent")
 
     def __init__(self, parent: MessagePath | None, json: JsonText) -> None:
         self.parent = parent
@@ -34,6 +34,7 @@ class MessagePath:
         self.length: int = (parent.length if parent else 0) + 1
         """Messages on the path, this one included."""
         self._key: bytes | None = None
+        self._media: tuple[str, ...] | None = None
 
     @property
     def message(self) -> Json:
@@ -56,6 +57,22 @@ class MessagePath:
             node = unknown.pop()
             node._key = node._normalised()
         return self._key or b""
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """Types of the parts on the path that are images, sound or files."""
+        unknown: list[MessagePath] = []
+        node: MessagePath | None = self
+        while node is not None and node._media is None:
+            unknown.append(node)
+            node = node.parent
+        found = () if node is None else node._media or ()
+        for node in reversed(unknown):
+            message = node.json.seen
+            if not _is_text(message):
+                found = tuple(dict.fromkeys((*found, *media_of(message))))
+            node._media = found
+        return found
 
     def _normalised(self) -> bytes:
         """The key, where that of the path before is known."""
@@ -80,6 +97,23 @@ class MessagePath:
         while path is not None:
             yield path
             path = path.parent
+
+
+_TEXTUAL = frozenset(
+    (
+        *("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "function_call"),
+        *("reasoning", "reasoning_content", "annotations"),
+    )
+)
+"""Members of messages that hold no media, where the content is a text."""
+
+
+def _is_text(message: Json) -> bool:
+    """True if a message has no media, as a look at it shows: most are such."""
+    if not isinstance(message, OBJECT) or not _TEXTUAL.issuperset(message):
+        return False
+    content = message.get("content")
+    return content is None or isinstance(content, str)
 
 
 def extend(path: MessagePath | None, message: Json) -> MessagePath:

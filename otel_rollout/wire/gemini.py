@@ -185,6 +185,7 @@ class GenerateContent(ModelApi):
     stop_names = ()
     settings = ("generationConfig", "generation_config")
     choices_name = "candidateCount"
+    choices_member = "candidates"
     id_name = "responseId"
     model_name = "modelVersion"
     usage_name = "usageMetadata"

@@ -25,34 +25,59 @@ _REASONING = (
 _MASKS = (
     *("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"),
     *("structural_tag", "json_schema", "regex", "ebnf", "grammar", "format", "strict_tools"),
-    *("responseSchema", "responseJsonSchema"),
+    *("responseSchema", "responseJsonSchema", "allowed_token_ids", "bad_words"),
+    *("bad_words_ids", "banned_tokens", "banned_strings", "custom_logit_processor", "ignore_eos"),
+    *("logits_processors", "logit_processors"),
 )
-"""Members whose value is a constraint, by the names that servers give them."""
+"""Members whose value is a constraint, by the names that servers give them. Some servers go on
+after an end that `ignore_eos` ignores, others take it away: nobody can tell them apart."""
+_COUNTED_MASKS = ("min_tokens", "min_new_tokens", "no_repeat_ngram_size", "min_length")
+"""Members that constrain where they are above 0: an end, or a repetition, is taken away."""
 _COLLECTIONS = ("structured_outputs", "guided_decoding")
 """Members that hold constraints by name."""
 _FORMATS = ("response_format", "output_format", "text", "output_config")
 """Members that name the form of the reply, themselves or in their member `format`."""
-_NESTED = ("nvext", "sampling_params", "generationConfig", "generation_config")
+_NESTED = (
+    *("nvext", "sampling_params", "generationConfig", "generation_config", "extra_body"),
+    *("parameters", "options", "inferenceConfig", "additionalModelRequestFields"),
+)
 """Members that hold further sampling parameters."""
+_SEARCHES = ("use_beam_search", "beam_search", "beam_search_decoding")
+"""Members that have a server search for the likeliest reply."""
+_BEAMS = ("best_of", "num_beams", "beam_width", "beam_size", "n_beams", "num_beam_groups")
+"""Members that do so, or have it choose among samples, where they are above 1."""
+_MEDIA = (
+    *("images", "image_data", "audio_data", "video_data", "multi_modal_data", "multimodal_data"),
+    *("mm_data", "image", "audios", "videos"),
+)
+"""Members of a request, or of its prompt, that are images, sound or files beside the messages."""
+_NEUTRAL: dict[str, tuple[Json, ...]] = {
+    **dict.fromkeys(("temperature", "top_p", "topP", "p", "typical_p", "tfs_z"), (1,)),
+    **dict.fromkeys(("top_k", "topK", "k"), (0, -1)),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "repetitionPenalty"), (1,)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "mirostat"), (0,)),
+    **dict.fromkeys(("frequencyPenalty", "presencePenalty", "dry_multiplier"), (0,)),
+    **dict.fromkeys(("xtc_probability", "dynatemp_range", "smoothing_factor"), (0,)),
+    "top_n_sigma": (0, -1),
+}
+"""Members that change the distribution which is sampled from, with the values that do not."""
 _HOW = ("backend", "disable_any_whitespace", "whitespace_pattern", "disable_fallback")
 """Members of a collection that constrain nothing by themselves."""
 
 _SAMPLING = frozenset(
     (
-        *("temperature", "top_p", "top_k", "min_p", "n", "seed", "best_of", "logit_bias"),
-        *("stop", "stop_sequences", "stop_token_ids", "stop_regex", "ignore_eos"),
-        *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "min_tokens"),
-        *("frequency_penalty", "presence_penalty", "repetition_penalty", "repetition_detection"),
-        *("repeat_penalty", "repeat_last_n", "length_penalty", "typical_p", "top_n_sigma"),
-        *("mirostat", "mirostat_tau", "mirostat_eta", "samplers", "bad_words"),
-        *("allowed_token_ids", "truncate_prompt_tokens", "logits_processors"),
-        *("custom_logit_processor", "custom_params", "vllm_xargs", "post_sampling_probs"),
+        *("n", "seed"),
+        *("stop", "stop_sequences", "stop_token_ids", "stop_regex"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
+        *("logit_bias", "repetition_detection", "repeat_last_n", "length_penalty"),
+        *("mirostat_tau", "mirostat_eta", "samplers", "truncate_prompt_tokens"),
+        *("custom_params", "vllm_xargs", "post_sampling_probs"),
         *("logprobs_mode", "thinking_token_budget", "reasoning_effort", "reasoning", "thinking"),
         *("tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
         *("continue_final_message", "add_generation_prompt"),
         # Of Cohere, Ollama, Gemini and Bedrock.
         *("p", "k", "safety_mode", "think"),
-        *(*_MASKS, *_COLLECTIONS, *_FORMATS),
+        *(*_MASKS, *_COUNTED_MASKS, *_COLLECTIONS, *_FORMATS, *_SEARCHES, *_BEAMS, *_NEUTRAL),
     )
 )
 
@@ -91,30 +116,69 @@ def allows_no_token(params: Params) -> str | None:
     return None
 
 
+def searched_by(params: Params) -> str | None:
+    """The member by which a request has the server search, or choose among samples: `best_of=4`."""
+    for name in _SEARCHES:
+        if _is_set(params.get(name)):
+            return name
+    for name in _BEAMS:
+        if type(count := params.get(name)) is int and count > 1:
+            return f"{name}={count}"
+    return next(filter(None, map(searched_by, _nested(params))), None)
+
+
+def media_beside(params: Params) -> list[str]:
+    """The members of a request that are images, sound or files beside its messages."""
+    prompt = params.get("prompt")
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    holders = [params, *(each for each in prompts if isinstance(each, Mapping))]
+    return [name for holder in holders for name in _MEDIA if holder.get(name)]
+
+
+def samplers_of(params: Params) -> list[str]:
+    """What of a request changes the distribution that is sampled from: `temperature=0.7`."""
+    found = [
+        f"{name}={value}"
+        for name, neutral in _NEUTRAL.items()
+        if _is_number(value := params.get(name)) and value not in neutral
+    ]
+    return [*found, *(each for nested in _nested(params) for each in samplers_of(nested))]
+
+
+def _nested(params: Params) -> list[Params]:
+    return [each for each in map(params.get, _NESTED) if isinstance(each, Mapping)]
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 # --- constrained decoding
 
 
 def is_constrained(params: Params) -> bool:
     """True if the request has the server constrain what is sampled."""
     return (
-        any(_is_set(params.get(name)) for name in _MASKS)
-        or any(_has_constraint(params.get(name)) for name in _COLLECTIONS)
-        or any(_is_format(params.get(name)) for name in _FORMATS)
-        or any(_forces_a_call(params.get(name)) for name in ("tool_choice", "function_call"))
+        bool(params.get("logit_bias"))
+        or any(map(_is_set, map(params.get, _MASKS)))
+        or any(map(_is_above_0, map(params.get, _COUNTED_MASKS)))
+        or any(map(_has_constraint, map(params.get, _COLLECTIONS)))
+        or any(map(_is_format, map(params.get, _FORMATS)))
+        or any(map(_forces_a_call, map(params.get, ("tool_choice", "function_call"))))
         or _has_strict_tools(params)
         or _is_nested_choice(params.get("toolConfig"))
         or params.get("responseMimeType") in ("application/json", "text/x.enum")
-        or any(
-            is_constrained(nested)
-            for name in _NESTED
-            if isinstance(nested := params.get(name), Mapping)
-        )
+        or any(map(is_constrained, _nested(params)))
     )
 
 
 def _is_set(value: Json) -> bool:
     """Whether a constraint is set; an empty object is one, the JSON schema of any JSON."""
     return value is not None and value is not False and value != "" and value != []
+
+
+def _is_above_0(value: Json) -> bool:
+    return _is_number(value) and value > 0
 
 
 def _has_constraint(value: Json) -> bool:

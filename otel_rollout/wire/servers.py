@@ -29,6 +29,9 @@ from otel_rollout.wire.params import is_constrained
 IDS = ("token_ids", "response_token_ids", "tokens")
 """Members of a choice that list its token ids."""
 
+LogprobsMode = Literal["raw", "processed", "constrained"]
+"""Log-probabilities from before temperature and the like, from after them, or under a mask."""
+
 _SAMPLED = "sampled_ids()"
 _Fields = Mapping[str, Json]
 
@@ -304,10 +307,13 @@ def is_partition(spans: list[VersionSpan], count: int | None) -> bool:
     return count in (None, position)
 
 
-def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | None:
+def logprobs_mode(
+    params: _Fields, choice: _Fields, reply: _Fields, configured: str | None
+) -> LogprobsMode | None:
     """Whether log-probabilities are those before or after temperature, top-p and the like.
 
     Those of constrained decoding are neither: the constraint took tokens away before.
+    configured: what the user says of the server; None: nothing.
     """
     if is_constrained(params):
         return "constrained"
@@ -317,11 +323,10 @@ def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | N
             return _MODES.get(mode.removesuffix("_logprobs"))
     if isinstance(reply.get("tokens_predicted"), int):  # llama.cpp's own endpoint
         return "processed" if params.get("post_sampling_probs") else "raw"
-    return None
+    return _MODES.get(configured or "")
 
 
-_Mode = Literal["raw", "processed", "constrained"]
-_MODES: dict[str, _Mode] = {"raw": "raw", "processed": "processed"}
+_MODES: dict[str, LogprobsMode] = {"raw": "raw", "processed": "processed"}
 
 
 def without_tokens(reply: bytes) -> bytes:

@@ -155,5 +155,5 @@ def test_an_option_without_a_default_is_required() -> None:
     path, names, *common = all_options(made)
     assert path.described() == "path=... (required): a path"
     assert names.described().startswith("names=a,b: ")
-    of_all = ["require_all_calls", "include_side_calls", "require_whole_groups"]
+    of_all = ["require_all_calls", "include_side_calls", "require_whole_groups", "max_token_id"]
     assert [option.name for option in common] == of_all

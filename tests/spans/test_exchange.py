@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import PACKED, PLACEHOLDER, extend_tokens, tokens_in
+from otel_rollout.spans.exchange import PACKED, PLACEHOLDER
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
+from otel_rollout.spans.token_paths import extend_tokens, tokens_in
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.wire import dumps, path_messages, token_array
 

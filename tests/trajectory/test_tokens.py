@@ -62,7 +62,8 @@ class Server:
             at = (self.clock, self.clock)
         # Texts are not what token sequences look at.
         messages = [{"role": "user", "content": f"{name}"}]
-        body = {"model": model, "messages": messages, **(extra or {})}
+        several = {"n": len(choices)} if len(choices) > 1 else {}
+        body = {"model": model, "messages": messages, **several, **(extra or {})}
         made: list[dict[str, Any]] = []
         for index, ids in enumerate(choices):
             values = [-float(each) or None for each in ids or ()] if known else logprobs
@@ -282,23 +283,52 @@ def test_a_reply_that_is_continued_without_anything_between(server: Server):
 
 
 def test_ids_are_kept_whatever_their_text_is():
-    """11: nothing is decoded: ids beyond 32 bits and non-canonical ones come back as they were."""
+    """11: nothing is decoded: the largest ids and non-canonical ones come back as they were."""
     server = Server()
-    server.call("A", [2**40, 0, 1], [151643, 2**31])
-    assert rows(server) == [([2**40, 0, 1, 151643, 2**31], "00011")]
+    server.call("A", [2**31 - 1, 0, 1], [151643, 2**31 - 1])
+    assert rows(server) == [([2**31 - 1, 0, 1, 151643, 2**31 - 1], "00011")]
 
 
-@pytest.mark.parametrize("wide", [2**31, -(2**40)])
+@pytest.mark.parametrize("wrong", [2**31, -1, 2**63, 10**30, -(2**40), True, 1.5, 7.0, "7", None])
 @pytest.mark.parametrize("place", range(4))
-def test_ids_of_more_than_32_bits_continue_others(wide: int, place: int):
-    """Arrays of some ids have items of 4 bytes, of others of 8; they are compared by value."""
-    server, ids = Server(), [1, 2, 3, 4]
-    ids[place] = wide
-    server.call("A", ids[:1], ids[1:2])
-    server.call("B", ids[:3], ids[3:])
-    server.call("C", ids, [5])
-    assert rows(server) == [([*ids, 5], "01011")]
-    assert server.trajectory().token_sequences()[0].token_id_array.typecode == "q"
+def test_what_can_be_no_id_is_in_no_row(wrong: Any, place: int):
+    """The reason has the first one, its place and its list; what came is kept, and others train."""
+    server = Server()
+    ids: list[Any] = [1, 2, 3, 4]
+    ids[place] = wrong
+    server.call("A", ids[:2], ids[2:])
+    server.call("B", [1, 2], [3])
+    trajectory = server.trajectory()
+    found = trajectory.token_sequences()
+    assert [row.token_ids for row in found] == [[1, 2, 3]]
+    (drop,) = found.dropped
+    whose = "reply" if place > 1 else "prompt"
+    expected = f"{wrong!r} at place {place % 2} of the token ids of its {whose} can be none"
+    assert drop.reason.startswith(expected)
+    assert (drop.cause, drop.lacks_only_ids) == ("impossible_id", True)
+    reply: Any = trajectory.completions[0].response
+    assert [reply["prompt_token_ids"], reply["choices"][0]["token_ids"]] == [ids[:2], ids[2:]]
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+    again = Trajectory.from_json(trajectory.to_json(), reads_replies=True)
+    assert again.token_sequences().dropped[0].reason == drop.reason
+    assert all(wrong not in row.token_ids for row in untrained_sequences(found))
+
+
+def test_ids_beyond_the_vocabulary_do_not_train():
+    """`max_token_id` is asked of prompts and replies, whatever was asked before."""
+    server = Server()
+    server.call("A", [1, 2], [3])
+    server.call("B", [1, 2, 3, 90], [5])
+    trajectory = server.trajectory()
+    assert len(trajectory.token_sequences()[0]) == 5
+    for limit, expected in ((90, [5]), (89, [3]), (5, [3]), (3, [3]), (2, [])):
+        found = trajectory.token_sequences(max_token_id=limit)
+        assert [len(row) for row in found] == expected
+        assert len(trajectory.with_max_token_id(limit).token_sequences()) == len(expected)
+    assert "90 at place 3 of the token ids of its prompt" in str(
+        trajectory.token_sequences(max_token_id=89).dropped[0]
+    )
+    assert len(trajectory.token_sequences()[0]) == 5
 
 
 def test_tool_arguments_with_different_keys_stay_as_they_were():

@@ -59,6 +59,16 @@ CONSTRAINED: list[dict[str, Any]] = [
     {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
     {"toolConfig": {"tools": [], "toolChoice": {"any": {}}}},
     {"toolConfig": {"tools": [], "toolChoice": {"tool": {"name": "f"}}}},
+    {"logit_bias": {"5": -100}},
+    {"logit_bias": [[5, False]]},
+    {"allowed_token_ids": [1, 2]},
+    {"bad_words": ["no"]},
+    {"min_tokens": 3},
+    {"sampling_params": {"min_new_tokens": 3}},
+    {"ignore_eos": True},
+    {"no_repeat_ngram_size": 2},
+    {"custom_logit_processor": "{}"},
+    {"parameters": {"grammar": {"type": "regex", "value": "a"}}},
 ]
 FREE: list[dict[str, Any]] = [
     {},
@@ -86,7 +96,8 @@ FREE: list[dict[str, Any]] = [
     {"function_call": "auto"},
     {"tools": [FUNCTION, {"type": "function", "name": "f", "strict": False}]},
     {"tools": [{"type": "function", "name": "f", "strict": True}], "tool_choice": "none"},
-    {"temperature": 0.0, "stop": ["x"], "logit_bias": {"1": 2}},
+    {"temperature": 0.0, "stop": ["x"], "logit_bias": {}, "bad_words": [], "ignore_eos": False},
+    {"min_tokens": 0, "allowed_token_ids": None, "no_repeat_ngram_size": 0},
 ]
 
 

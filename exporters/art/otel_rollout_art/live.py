@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout import ExportError, Trajectory, TrajectoryGroup
-from otel_rollout_art.rows import Mode, Unscored, art_group, art_trajectory
+from otel_rollout_art.rows import Mode, OnMedia, Unscored, art_group, art_trajectory
 
 if TYPE_CHECKING:
     import art
@@ -17,18 +17,21 @@ def to_art_group(
     *,
     mode: Mode = "auto",
     unscored: Unscored = "error",
+    on_media: OnMedia = "drop",
 ) -> art.TrajectoryGroup:
     """The group with its scored trajectories; rollouts that failed without a reward are exceptions.
 
-    mode: as of `to_art_row`. unscored: ART has no unknown reward, so one that was not scored is
-    an ExportError, or left out ("drop").
+    mode, on_media: as of `to_art_row`. unscored: ART has no unknown reward, so one that was not
+    scored is an ExportError, or left out ("drop").
     """
-    return from_art_row(art_group(group, mode=mode, unscored=unscored))
+    return from_art_row(art_group(group, mode=mode, unscored=unscored, on_media=on_media))
 
 
-def to_art_trajectory(trajectory: Trajectory, *, mode: Mode = "auto") -> art.Trajectory:
+def to_art_trajectory(
+    trajectory: Trajectory, *, mode: Mode = "auto", on_media: OnMedia = "drop"
+) -> art.Trajectory:
     """The trajectory; ExportError if it is not scored, or has nothing that trains."""
-    return _trajectory(art_trajectory(trajectory, mode=mode))
+    return _trajectory(art_trajectory(trajectory, mode=mode, on_media=on_media))
 
 
 def from_art_row(row: Mapping[str, Any]) -> art.TrajectoryGroup:

@@ -31,6 +31,7 @@ from otel_rollout.export import (
 )
 
 Mode = Literal["auto", "per_call", "conversation"]
+OnMedia = Literal["drop", "keep"]
 Unscored = Literal["error", "drop"]
 _Key = tuple[str, int]
 
@@ -40,6 +41,7 @@ def to_art_row(
     *,
     mode: Mode = "auto",
     unscored: Unscored = "error",
+    on_media: OnMedia = "drop",
 ) -> dict[str, Json]:
     """The group as JSON, from which `from_art_row` makes the live one.
 
@@ -48,14 +50,18 @@ def to_art_row(
     mode: "per_call" makes a history for each completion; "conversation" one for each conversation,
     and refuses what ART would tokenise wrongly; "auto" takes conversations where that is exact.
     unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
+    on_media: "keep" trains replies in conversations with images, whose pixels ART finds in the
+    messages before 0.5.20; "drop" does not.
     Rollouts that are not to be trained on (`@rollout(trainable=False)`) are left out.
 
     ExportError names the trajectory or completion that ART cannot carry, and what to do.
     """
-    return art_group(group, mode=mode, unscored=unscored)
+    return art_group(group, mode=mode, unscored=unscored, on_media=on_media)
 
 
-def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: Unscored) -> dict[str, Json]:
+def art_group(
+    group: TrajectoryGroup, *, mode: Mode, unscored: Unscored, on_media: OnMedia
+) -> dict[str, Json]:
     check_choice("mode", mode, Mode)
     check_choice("unscored", unscored, Unscored)
     failures = list(group.failures)
@@ -66,7 +72,7 @@ def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: Unscored) -> dict
         if trajectory.status == "cancelled":
             failures.append(trajectory)
         elif trajectory.reward is not None or unscored == "error":
-            trajectories.append(art_trajectory(trajectory, mode=mode))
+            trajectories.append(art_trajectory(trajectory, mode=mode, on_media=on_media))
     return {
         "trajectories": trajectories,
         "exceptions": [_exception(trajectory) for trajectory in failures],
@@ -74,14 +80,15 @@ def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: Unscored) -> dict
     }
 
 
-def art_trajectory(trajectory: Trajectory, *, mode: Mode) -> dict[str, Json]:
+def art_trajectory(trajectory: Trajectory, *, mode: Mode, on_media: OnMedia) -> dict[str, Json]:
     check_choice("mode", mode, Mode)
+    check_choice("on_media", on_media, OnMedia)
     if trajectory.reward is None:
         raise ExportError(
             f"{_named(trajectory)} has no reward, and ART has no unknown one: set "
             f"trajectory.reward, or leave it out with unscored='drop'"
         )
-    rows = trajectory.token_sequences()
+    rows = trajectory.token_sequences(on_media=on_media)
     trained = dict(_trained(rows))
     if not trained:
         reasons = dict.fromkeys(map(str, rows.dropped))
@@ -266,20 +273,22 @@ class ArtRows(JsonRows):
     mode: "per_call" makes a history for each completion, "conversation" one for each conversation
     and refuses what ART would tokenise wrongly, "auto" takes conversations where that is exact.
     unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
+    on_media: "keep" trains replies in conversations with images, "drop" does not.
     """
 
     mode: Mode = "auto"
     unscored: Unscored = "error"
+    on_media: OnMedia = "drop"
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """One row; none for a group that has neither trajectories nor failures."""
-        row = to_art_row(group, mode=self.mode, unscored=self.unscored)
+        row = to_art_row(group, mode=self.mode, unscored=self.unscored, on_media=self.on_media)
         if row["trajectories"] or row["exceptions"]:
             yield row
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
         """The completions of its trajectories that no choice trains."""
-        return dropped_completions(filter(_is_scored, group))
+        return dropped_completions(filter(_is_scored, group), on_media=self.on_media)
 
 
 def _is_scored(trajectory: Trajectory) -> bool:

@@ -445,11 +445,13 @@ async def test_an_image_trains_with_its_pixels_or_not(recording: Recording, clie
 
     trajectory = await gather_trajectory(agent())
     trajectory.reward = 1.0
+    with pytest.raises(ExportError, match="has image_url, for which its token ids are placehold"):
+        to_art_trajectory(trajectory)
     if SERVED:
         with pytest.raises(ExportError, match=r"role 'user'.*without the image"):
-            to_art_trajectory(trajectory)
+            to_art_trajectory(trajectory, on_media="keep")
     else:
-        (asked, _) = to_art_trajectory(trajectory).messages_and_choices
+        (asked, _) = to_art_trajectory(trajectory, on_media="keep").messages_and_choices
         assert "image_url" in str(asked)
 
 
@@ -481,8 +483,10 @@ async def test_sound_is_refused(recording: Recording, clients: Clients):
 
     trajectory = await gather_trajectory(agent())
     trajectory.reward = 1.0
-    with pytest.raises(ExportError, match="holds input_audio"):
+    with pytest.raises(ExportError, match="has input_audio, for which its token ids"):
         to_art_trajectory(trajectory)
+    with pytest.raises(ExportError, match="holds input_audio"):
+        to_art_trajectory(trajectory, on_media="keep")
 
 
 def test_the_readme_runs(

@@ -132,12 +132,6 @@ def _step(
             f"got {unknown} of {len(ids)} unknown; ask the server for them "
             f"(otel_rollout.request_token_ids())"
         )
-    if media := completion.media:
-        raise ExportError(
-            f"completion {completion.id!r}: its conversation holds {', '.join(media)}, of which "
-            f"token ids say nothing, and rLLM needs what its processor makes of it; leave the "
-            f"trajectory out"
-        )
     message: dict[str, Any] = completion.message or {}
     content = message.get("content")
     text = content if isinstance(content, str) else ""

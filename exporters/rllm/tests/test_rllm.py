@@ -219,7 +219,7 @@ async def test_images_are_refused(recording: Recording, clients: Clients):
 
     trajectory = await gather_trajectory(agent())
     trajectory.reward = 1.0
-    with pytest.raises(ExportError, match="holds image_url"):
+    with pytest.raises(ExportError, match="has image_url, for which its token ids"):
         to_rllm_row(trajectory)
 
 

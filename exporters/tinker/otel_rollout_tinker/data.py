@@ -207,18 +207,11 @@ def trained_rows(
 ) -> list[tuple[TokenSequence, list[Action]]]:
     """The rows of a trajectory, and of each the replies that train in it, first to last.
 
-    ExportError for a reply without its log-probabilities, unless it may be masked, and for a
-    conversation that is not only text.
+    ExportError for a reply without its log-probabilities, unless it may be masked.
     """
     check_choice("unknown_logprobs", unknown_logprobs, UnknownLogprobs)
     rows: list[tuple[TokenSequence, list[Action]]] = []
     for row in trajectory.token_sequences(**options):
-        if media := row.completions[-1].media:
-            raise ExportError(
-                f"completion {row.completion_ids[-1]!r} of trajectory {trajectory.id!r}: its "
-                f"conversation has {', '.join(media)}, of which token ids say nothing; leave the "
-                f"trajectory out"
-            )
         actions: list[Action] = []
         logprobs = row.logprob_array
         spans = zip(row.completions, row.spans, row.trains, strict=True)

@@ -392,15 +392,17 @@ async def test_a_rollout_without_a_call_counts_and_trains_nothing(
     assert to_tinker_data(TrajectoryGroup([trajectory]), advantages=[1.0]) == []
 
 
-async def test_pictures_are_refused(recording: Recording, clients: Clients):
-    """Token ids hold placeholders where they stand."""
+async def test_pictures_do_not_train(recording: Recording, clients: Clients):
+    """Token ids hold placeholders where they stand: no datum, and the reason once."""
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     message = {"role": "user", "content": [picture, {"type": "text", "text": "what is it?"}]}
     trajectory = await run(clients, lambda client: say(client, [message]), reply=Reply("a dot"))
-    with pytest.raises(ExportError, match="image_url"):
-        to_tinker_trajectory(trajectory)
-    with pytest.raises(ExportError, match="image_url"):
-        to_tinker_data(TrajectoryGroup([trajectory]))
+    assert trajectory_to_data(to_tinker_trajectory(trajectory), 1.0) == []
+    trajectory.reward = 1.0
+    group = TrajectoryGroup([trajectory])
+    assert to_tinker_data(group) == []
+    (drop,) = row_exporter("tinker").dropped(group)  # type: ignore[attr-defined]
+    assert "has image_url, for which its token ids are placeholders" in drop.reason
 
 
 async def test_the_file_exporter(recording: Recording, clients: Clients, tmp_path: Path):

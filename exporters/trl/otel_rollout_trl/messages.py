@@ -239,7 +239,8 @@ def _message(trajectory: Trajectory, message: Json) -> dict[str, Json]:
     ):
         raise ExportError(
             f"{named(trajectory)}: expected chat messages with text, which chat templates render, "
-            f"got {_short(message)}; use to_trl_sft_tokens, which needs no template"
+            f"got {_short(message)}; use to_trl_sft_tokens, which needs no template, unless it has "
+            f"images, sound or files: then leave it out"
         )
     rendered = {key: message[key] for key in _KEYS if message.get(key) is not None}
     rendered["content"] = _text(content)

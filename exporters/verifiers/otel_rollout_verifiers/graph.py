@@ -105,12 +105,6 @@ def build(completions: list[Completion], rows: list[TokenSequence]) -> Graph:
         spans = zip(row.completions, row.spans, row.trains, strict=True)
         for number, (completion, (_, start, end), trains) in enumerate(spans):
             if trains:
-                if media := completion.media:
-                    raise ExportError(
-                        f"completion {completion.id!r}: its conversation holds "
-                        f"{', '.join(media)}, of which token ids say nothing; leave the "
-                        f"trajectory out"
-                    )
                 tokens[key(completion)] = _Tokens(
                     row.token_ids[:start],
                     row.token_ids[start:end],

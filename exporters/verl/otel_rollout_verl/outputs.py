@@ -42,7 +42,7 @@ def to_verl_outputs(
     response_length: longer responses are truncated (`rollout.response_length` of verl).
     options: those of `Trajectory.token_sequences`.
 
-    ExportError for a log-probability that is not known and a conversation that is not only text.
+    ExportError for a log-probability that is not known.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -76,12 +76,6 @@ def output_fields(
         mask = row.loss_mask_array[start:end]
         if not any(mask):
             continue
-        if media := row.completions[-1].media:
-            raise ExportError(
-                f"completion {row.completion_ids[-1]!r} of trajectory {trajectory.id!r}: its "
-                f"conversation has {', '.join(media)}, of which token ids say nothing; leave the "
-                f"trajectory out"
-            )
         spans = zip(row.completions, row.spans, row.trains, strict=True)
         kept = [(completion, trains) for completion, (_, first, _), trains in spans if first < end]
         trained = [completion for completion, trains in kept if trains]

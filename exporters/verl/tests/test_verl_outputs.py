@@ -229,15 +229,16 @@ async def test_long_responses_are_cut_at_their_end(recording: Recording, clients
         to_verl_outputs(trajectory, response_length=0)
 
 
-async def test_pictures_are_refused(recording: Recording, clients: Clients):
-    """Token ids hold placeholders where they stand."""
+async def test_pictures_do_not_train(recording: Recording, clients: Clients):
+    """Token ids hold placeholders where they stand; they are kept where that is asked for."""
 
     async def look(client: openai.AsyncOpenAI) -> None:
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
         await ask(client, [{"role": "user", "content": [picture]}, user("what is it?")])
 
-    with pytest.raises(ExportError, match="image_url"):
-        to_verl_outputs(await play(clients, look))
+    trajectory = await play(clients, look)
+    assert to_verl_outputs(trajectory) == []
+    assert len(to_verl_outputs(trajectory, on_media="keep")) == 1
 
 
 async def test_nothing_sampled_with_ids(recording: Recording, clients: Clients):
