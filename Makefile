@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-soak test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-soak test-phoenix backends scale-backends page check-page check check-types format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -137,6 +137,9 @@ check: $(READY)  ## lint and strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+check-types: $(READY) .venv-types/.ready  ## what mypy and pyright see of a user's project
+	$(BIN)/python tests/typing/check.py .venv-types/bin/pyright
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -228,7 +231,9 @@ pins:  ## write requirements/*.txt anew
 		requirements/blobs.in -o requirements/blobs.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
-	$(subst --group pyproject.toml:dev pyproject.toml,,$(UV)) --upgrade requirements/dist.in -o requirements/dist.txt
+	for name in dist types; do \
+		$(subst --group pyproject.toml:dev pyproject.toml,,$(UV)) --upgrade requirements/$$name.in -o requirements/$$name.txt || exit 1; \
+	done
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/docs.in -o requirements/docs.txt
 

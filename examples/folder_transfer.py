@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import requests
 import torch
 from safetensors.torch import save_file
 
@@ -58,4 +58,4 @@ class FolderTransfer:
         self.resume()
 
     def _post(self, path: str, **options: Any) -> None:
-        httpx.post(f"{self._server}/{path}", timeout=300, **options).raise_for_status()
+        requests.post(f"{self._server}/{path}", timeout=300, **options).raise_for_status()

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.options import NotNegative, Positive, check_choice
@@ -23,6 +23,7 @@ from otel_rollout.trajectory import (
     Drift,
     Dropped,
     Episode,
+    SequenceOptions,
     TerminationReason,
     Trajectory,
     TrajectoryGroup,
@@ -30,6 +31,9 @@ from otel_rollout.trajectory import (
     failed,
     group_in_workflow,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Credit = Literal["broadcast", "split", "last"]
 
@@ -86,7 +90,7 @@ def to_token_rows(
     include_children: bool = False,
     mask_reasons: Collection[TerminationReason | str] = (),
     require_whole_groups: bool = False,
-    **options: Any,
+    **options: Unpack[SequenceOptions],
 ) -> Rows:
     """One plain row for each token sequence, in order.
 

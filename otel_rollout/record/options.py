@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.extras import module_of
@@ -25,6 +25,29 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "upstream": (str,),
 }
 """The types that options of more than one type may have, beside None."""
+
+
+class SampleOptions(TypedDict, total=False):
+    """The options of `rollout` but its `group_id`, for those who check types."""
+
+    name: str | None
+    task_id: str | int | None
+    group_run: str | int | None
+    sample_index: int | None
+    group_size: int | None
+    policy_version: str | int | Callable[[], str | int | None] | None
+    metadata: Mapping[str, Json] | None
+    main: Callable[[Any], object] | None
+    timeout: float | None
+    trainable: bool
+    gateway: bool
+    upstream: str | None
+
+
+class RolloutOptions(SampleOptions, total=False):
+    """The options of `rollout`."""
+
+    group_id: str | int | None
 
 
 @dataclass(frozen=True, slots=True)

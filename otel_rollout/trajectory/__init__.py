@@ -44,6 +44,7 @@ from otel_rollout.trajectory.steps import Action as Action
 from otel_rollout.trajectory.steps import Step as Step
 from otel_rollout.trajectory.steps import json_of as json_of
 from otel_rollout.trajectory.tokens import Dropped as Dropped
+from otel_rollout.trajectory.tokens import SequenceOptions as SequenceOptions
 from otel_rollout.trajectory.tokens import TokenSequence as TokenSequence
 from otel_rollout.trajectory.tokens import TokenSequences as TokenSequences
 from otel_rollout.trajectory.tokens import model_of as model_of

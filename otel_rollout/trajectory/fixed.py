@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from otel_rollout.terminal import did_you_mean
 
@@ -28,7 +29,7 @@ class Fixed:
             raise AttributeError(_unknown(type(self), name)) from None
 
 
-def frozen(hint: str) -> Any:
+def frozen(hint: str) -> Callable[[Class], Class]:
     """A decorator for a frozen dataclass: setting an attribute raises an error with a hint.
 
     hint: what to do instead, as the end of a sentence.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypedDict
 
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath, extend_tokens
@@ -31,6 +31,20 @@ from otel_rollout.trajectory.gate import Cause as Cause
 from otel_rollout.trajectory.gate import NotExact, admit
 from otel_rollout.trajectory.histories import ended_before, in_order, names_previous
 from otel_rollout.wire import Json, LogprobsMode
+
+
+class SequenceOptions(TypedDict, total=False):
+    """The options of `Trajectory.token_sequences`, for those who check types."""
+
+    on_failure: Literal["drop", "keep"]
+    on_abort: Literal["drop", "keep"]
+    on_side_call: Literal["drop", "keep"]
+    on_media: Literal["drop", "keep"]
+    constrained_logprobs: Literal["keep", "nan"]
+    mask_truncated: bool
+    max_length: int | None
+    max_token_id: int | None
+    require_all_calls: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,9 +12,9 @@ import contextvars
 import functools
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import context as otel_context
 
@@ -27,10 +27,13 @@ from otel_rollout.errors import (
 from otel_rollout.record.context import GATHERING, detach
 from otel_rollout.record.current import Gathering
 from otel_rollout.record.gathering.progress import RolloutProgress
-from otel_rollout.record.options import Options
+from otel_rollout.record.options import Options, RolloutOptions, SampleOptions
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollouts import is_async, is_rollout
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Runnable = Coroutine[Any, Any, Any] | Callable[..., Any]
 """A call of a decorated function that is not awaited yet, or a function whose call is a rollout."""
@@ -51,7 +54,10 @@ class TooManyExceptionsError(RolloutError):
 
 
 async def gather_trajectory(
-    coroutine: Runnable, *arguments: Any, raise_errors: bool = True, **options: Any
+    coroutine: Runnable,
+    *arguments: Any,
+    raise_errors: bool = True,
+    **options: Unpack[RolloutOptions],
 ) -> Trajectory:
     """Run a decorated function and return its sealed trajectory.
 
@@ -79,7 +85,7 @@ async def gather_trajectory(
 
 async def _gather_one(
     runnable: Runnable,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     raise_errors: bool,
     nested: list[Trajectory] | None = None,
@@ -193,7 +199,7 @@ async def gather_trajectories(
     max_exceptions: int | None = None,
     progress: bool | str = False,
     on_trajectory: Callable[[Trajectory], object] | None = None,
-    **options: Any,
+    **options: Unpack[RolloutOptions],
 ) -> list[Trajectory]:
     """Run coroutines of decorated functions; their trajectories, in the order of the coroutines.
 
@@ -233,7 +239,7 @@ def gather_group(
     max_concurrency: int | None = None,
     max_exceptions: int | None = None,
     progress: bool | str = False,
-    **options: Any,
+    **options: Unpack[SampleOptions],
 ) -> Coroutine[Any, Any, TrajectoryGroup]:
     """Run coroutines as samples of one task, to be compared with each other.
 
@@ -282,7 +288,7 @@ async def _gather(
     max_concurrency: int | None,
     max_exceptions: int | None,
     progress: bool | str,
-    options: Callable[[int], dict[str, Any]],
+    options: Callable[[int], Mapping[str, Any]],
     on_trajectory: Callable[[Trajectory], object] | None = None,
     nested: list[Trajectory] | None = None,
 ) -> list[Trajectory]:
@@ -397,7 +403,7 @@ def _check(coroutines: object, max_concurrency: int | None, max_exceptions: int 
 
 
 def _check_options(
-    caller: Callable[..., object], options: dict[str, Any], coroutines: object
+    caller: Callable[..., object], options: Mapping[str, Any], coroutines: object
 ) -> None:
     """Close the coroutines, and raise ConfigurationError, where an option is wrong."""
     try:
