@@ -104,6 +104,8 @@ class ExchangeReader:
         """Number of ids that were held, and the digest of all, in an attribute, by its text."""
         self._shared: dict[str, JsonText] = {}
         self._large: dict[str, JsonText] = {}
+        self._same: dict[bytes, JsonText] = {}
+        """Messages by digest: one that comes after several prefixes is read once."""
         """Large messages by digest: however often one came, it is one value."""
         self._awaited: dict[str, list[tuple[SpanRecord, set[str]]]] = {}
         """Spans that wait for messages, each with the digests of these, by each digest."""
@@ -145,9 +147,10 @@ class ExchangeReader:
             name = repeated.get(str(number)) if repeated else None
             if name is None:
                 own = digest_of(data)
+                value = self._same.setdefault(own, value)
                 if len(data) > LARGE:
                     came.append(own.hex())
-                    value = self._large.setdefault(own.hex(), value)
+                    self._large[own.hex()] = value
             elif name in self._large:
                 own, value = bytes.fromhex(name), self._large[name]
             else:

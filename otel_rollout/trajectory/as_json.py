@@ -357,9 +357,11 @@ def _parameters(line: Any) -> dict[str, Any]:
 
 def _exchanges_of(line: Any) -> list[Exchange]:
     paths: list[MessagePath | None] = [None]
+    same: dict[bytes, JsonText] = {}
     for row in line.messages:
         equal = paths[row.same] if row.same else None
-        paths.append(MessagePath(paths[row.parent], equal.json if equal else _text_of(row.message)))
+        text = equal.json if equal else same.setdefault(bytes(row.message), _text_of(row.message))
+        paths.append(MessagePath(paths[row.parent], text))
     tokens: list[TokenPath | None] = [None]
     for row in line.tokens:
         tokens.append(extend_tokens(tokens[row.parent], row.ids))

@@ -76,17 +76,18 @@ class MessagePath:
 
     def _normalised(self) -> bytes:
         """The key, where that of the path before is known."""
-        before, message = self.parent, self.json.seen
-        if is_sampled_piece(message):
+        before, message, normalised = self.parent, self.json.seen, self.json.key
+        if normalised is None and is_sampled_piece(message):
             pieces = [message]
             while before is not None and is_sampled_piece(before.json.seen):
                 pieces.append(before.json.seen)
                 before = before.parent
             (message,) = joined_pieces(reversed(pieces))
         key = before.key if before else b""
-        normalised = message_key(message)
-        if normalised is None:
+        if normalised is None and (normalised := message_key(message)) is None:
             return key
+        if message is self.json.seen:
+            self.json.key = normalised
         digest = blake2b(key, digest_size=16)
         digest.update(normalised)
         return digest.digest()

@@ -57,12 +57,14 @@ def loads(text: str | bytes) -> Json:
 class JsonText:
     """A JSON value and the text of it: each is made of the other when somebody asks."""
 
-    __slots__ = ("_text", "_value")
+    __slots__ = ("_text", "_value", "key")
 
     def __init__(self, text: str | Callable[[], str] | None, value: Json = None) -> None:
         """text: None where nobody wrote it, or a function that gives it when somebody asks."""
         self._text = text
         self._value = _UNREAD if value is None and text is not None else value
+        self.key: bytes | None = None
+        """What a message is compared by, once somebody has asked (`wire.conversation`)."""
 
     @property
     def text(self) -> str:
