@@ -305,8 +305,7 @@ def token_sequences(
     rows = [_row(_path(leaf, parents), trained, masked, max_length) for leaf in leaves]
     for call in calls:
         if id(call) not in trained:
-            is_masked = masked(call.completion)
-            why = ("masked", "masked") if is_masked else _too_long(call, max_length)
+            why = _why_untrained(call, masked(call.completion), max_length)
             dropped.append(Dropped(call.completion, *why))
     return TokenSequences((row for row in rows if any(row.trains)), dropped)
 
@@ -337,7 +336,9 @@ def _within(most: int, leaves: Sequence[_Call]) -> list[_Call]:
     return [leaf for leaf, length in zip(leaves, lengths, strict=True) if length <= most]
 
 
-def _too_long(call: _Call, max_length: int | None) -> tuple[str, Cause]:
+def _why_untrained(call: _Call, is_masked: bool, max_length: int | None) -> tuple[str, Cause]:
+    if is_masked:
+        return "masked", "masked"
     if max_length is not None and call.start >= max_length:
         return f"beyond {max_length} tokens of its row", "too_long"
     return f"the rows of its trajectory would have more than {ROW_IDS} token ids", "too_many"

@@ -164,13 +164,12 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         _check_option("constrained_logprobs", constrained_logprobs, ("keep", "nan"))
         _check_numbers(max_length=max_length, max_token_id=max_token_id)
         self._read().tokens_first()
-        if require_all_calls and (
-            self.why_empty is not None or self._untrained(on_failure) is None
-        ):
+        why, failed = self.why_empty, self._untrained(on_failure)
+        if require_all_calls and (why is not None or failed is None):
             self.check_calls()
-        if (why := self.why_empty) is not None:
+        if why is not None:
             return TokenSequences((), [Dropped(None, why, "no_calls")])
-        if (failed := self._untrained(on_failure)) is not None:
+        if failed is not None:
             return TokenSequences((), [Dropped(each, *failed) for each in self.completions])
         return token_sequences(
             self.completions,
