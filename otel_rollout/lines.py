@@ -241,37 +241,31 @@ def no_links(path: str, flags: int) -> int:
 
 
 class SpilledLines:
-    """Lines of rows in order. Where they are many, all but the last are in a file meanwhile."""
+    """Lines in order. Where they are many, all but the last are in a file meanwhile."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """path: the file, which is made when it is needed. None: all stay in memory."""
+    def __init__(self, path: Path) -> None:
         self._path = path
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all lines."""
         self._held: list[bytes] = []
-        self._size = 0
-        """Bytes of those that are held."""
-        self._spilled = 0
-        """Bytes of those in the file."""
+        self._size, self._is_spilled = 0, False
 
     def append(self, line: bytes) -> None:
         """Add a line."""
         self._held.append(line)
         self._size += len(line)
-        if self._path is not None and self._size > _HELD:
-            with open(self._path, "ab" if self._spilled else "wb", opener=no_links) as file:
+        if self._size > _HELD:
+            with open(self._path, "ab" if self._is_spilled else "wb", opener=no_links) as file:
                 file.writelines(self._held)
-            self._spilled += self._size
-            self._held, self._size = [], 0
-
-    def clear(self) -> None:
-        """Forget all lines."""
-        self._held, self._size, self._spilled = [], 0, 0
+            self._held, self._size, self._is_spilled = [], 0, True
 
     def pieces(self) -> Iterator[bytes]:
         """All bytes, in order, in pieces; the file is removed."""
-        if self._spilled and self._path is not None:
+        if self._is_spilled:
             with open(self._path, "rb", opener=no_links) as file:
-                while piece := file.read(_HELD):
-                    yield piece
+                yield from iter(lambda: file.read(_HELD), b"")
             self._path.unlink()
         yield b"".join(self._held)
 

@@ -65,10 +65,10 @@ def run_setup(target: str | None) -> None:
     A function may be async. A file does not run as `__main__`. None is `configure()` without
     arguments. ConfigurationError if there is no such thing; what the set-up raises goes on.
     """
+    name, _, function = (target or "").partition(":")
     if target is None:
         configure()
         return
-    name, _, function = target.partition(":")
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ConfigurationError(f"there is no file {name!r}")
@@ -80,13 +80,10 @@ def run_setup(target: str | None) -> None:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            raise ConfigurationError(
-                f"there is no module {name!r} here or in what is installed; expected "
-                f"package.module:function, package.module or a file.py"
-            ) from None
+            wanted = "package.module:function, package.module or a file.py"
+            raise ConfigurationError(f"there is no module {name!r}: expected {wanted}") from None
     if function:
         if not callable(found.get(function)):
             raise ConfigurationError(f"{name!r} has no function {function!r}")
-        result = found[function]()
-        if inspect.iscoroutine(result):
+        if inspect.iscoroutine(result := found[function]()):
             asyncio.run(result)

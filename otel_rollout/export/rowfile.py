@@ -356,14 +356,17 @@ class _Made:
         """The trajectories that failed without a reward, and have no row."""
 
     def add(self, group: TrajectoryGroup) -> None:
-        """Make the rows anew. ExportError if the format cannot carry a trajectory."""
-        self.rows.clear()
+        """Make the rows. ExportError, and none, if the format cannot carry a trajectory."""
         made = self.exporter.rows(group)
         count, kept = 0, set[object]()
-        for row in made:
-            self.rows.append(_line(row))
-            count += 1
-            kept.add(row.get("trajectory_id") if isinstance(made, EachRow) else None)
+        try:
+            for row in made:
+                self.rows.append(_line(row))
+                count += 1
+                kept.add(row.get("trajectory_id") if isinstance(made, EachRow) else None)
+        except BaseException:
+            self.rows.clear()
+            raise
         dropped_of = getattr(self.exporter, "dropped", None)  # optional in `RowExporter`
         if isinstance(made, EachRow):
             drops: Iterable[Dropped] = made.left.dropped

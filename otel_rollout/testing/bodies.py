@@ -208,6 +208,18 @@ class ModelCall:
     chunk_size: int
     token_ids: bool
     logprobs: bool
+    logprobs_mode: str = "raw"
+
+    def logprob(self, position: int, token_id: int) -> float:
+        """The log-probability that is sent for a sampled token."""
+        raw, temperature = token_logprob(position, token_id), self.body.get("temperature") or 1
+        return {"processed": raw / temperature, "wrong": raw - 22}.get(self.logprobs_mode, raw)
+
+    def prompt_logprobs(self, ids: Sequence[int]) -> list[Json | None]:
+        """The raw log-probabilities of a prompt: after `<|assistant|>`, those of a reply."""
+        start = len(ids) - ids[::-1].index(258) if 258 in ids else 0
+        values = [token_logprob(place - start, token) for place, token in enumerate(ids)]
+        return [None, *({str(i): {"logprob": v}} for i, v in zip(ids[1:], values[1:], strict=True))]
 
     @property
     def stream(self) -> bool:
@@ -287,7 +299,7 @@ def _chat_logprobs(call: ModelCall, token_ids: list[int], start: int) -> Json:
 
     content, ranks = list[Json](), range(call.body.get("top_logprobs") or 0)
     for position, token_id in enumerate(token_ids, start):
-        logprob = token_logprob(position, token_id)
+        logprob = call.logprob(position, token_id)
         top = [entry((token_id + rank) % len(_TOKEN_TEXT), logprob - rank) for rank in ranks]
         content.append({**entry(token_id, logprob), "top_logprobs": top})
     return {"content": content}
@@ -382,6 +394,8 @@ def generation(call: ModelCall) -> list[Json]:
         completion_tokens += len(completion_ids(choice))
         if not chat:
             choices[-1][0]["prompt_token_ids"] = prompt_ids if call.token_ids else None
+            if body.get("prompt_logprobs") is not None:
+                choices[-1][0]["prompt_logprobs"] = call.prompt_logprobs(prompt_ids)
     name, prefix = ("chat.completion", "chatcmpl-") if chat else ("text_completion", "cmpl-")
     head = call.head(f"{name}.chunk" if chat and call.stream else name, prefix)
     # The chunks of several choices take turns, as when a server samples them together.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from otel_rollout.testing.anthropic_bodies import count_tokens, message_body, message_events
 from otel_rollout.testing.bodies import (
@@ -240,6 +240,7 @@ class ModelServer:
         *,
         token_ids: bool = False,
         logprobs: bool = False,
+        logprobs_mode: Literal["raw", "processed", "wrong"] = "raw",
         chunk_size: int = 8,
         compress: bool = False,
         routes: Mapping[str, Raw | Callable[[dict[str, Any]], Raw]] | None = None,
@@ -247,7 +248,8 @@ class ModelServer:
     ) -> None:
         """`chunk_size`: characters per event of a stream. `port`: 0 is any free port.
 
-        `token_ids` and `logprobs`: send them also where no request asks for them.
+        `token_ids` and `logprobs`: send them also where no request asks for them. `logprobs_mode`:
+        of chats, "processed" divides them by the temperature, "wrong" are 22 nats off.
 
         `compress` sends every body gzipped. `routes` are responses of further endpoints by path,
         such as `/v1/moderations`, for any method: a response, or a function of the parsed body.
@@ -255,7 +257,7 @@ class ModelServer:
         if chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size!r}, expected 1 or more characters")
         self._reply = _reply_function(reply)
-        self._token_ids, self._logprobs = token_ids, logprobs
+        self._token_ids, self._logprobs, self._mode = token_ids, logprobs, logprobs_mode
         self._chunk_size, self._port = chunk_size, port
         self._compress, self._routes = compress, dict(routes or {})
         self._responses: dict[str, tuple[ModelCall, Iterator[None]]] = {}
@@ -361,7 +363,8 @@ class ModelServer:
         token_ids = self._token_ids or bool(body.get("return_token_ids"))
         # Of a text completion `logprobs` is a number, and 0 asks for them.
         logprobs = self._logprobs or body.get("logprobs") not in (None, False)
-        call = ModelCall(body, reply, sequence, self._chunk_size, token_ids, logprobs)
+        sends = token_ids, logprobs, self._mode
+        call = ModelCall(body, reply, sequence, self._chunk_size, *sends)
         if path == "/v1/messages":
             if not call.stream:
                 return _Answer([dump(message_body(call))], pace=reply)

@@ -148,8 +148,8 @@ def _impossible_id(completion: Completion, largest: int) -> str | None:
         if wrong is not None:
             place, value = wrong
             return (
-                f"{value!r:.40} at place {place} of the token ids of its {whose} can be none: "
-                f"expected a whole number from 0 to {largest}"
+                f"the token ids of its {whose} have {value!r:.40} at place {place}, which can be "
+                f"none: expected a whole number from 0 to {largest}"
             )
     return None
 

@@ -298,19 +298,17 @@ def token_sequences(
     calls: list[_Call] = []
     dropped: list[Dropped] = []
     for completion, media in _with_media(in_order(completions)):
-        admitted = admit(
+        found = admit(
             completion,
             media=() if keep_media else media,
             keep_aborted=keep_aborted,
             keep_side_calls=keep_side_calls,
             max_token_id=max_token_id,
         )
-        if isinstance(admitted, NotExact):
-            dropped.append(Dropped(completion, admitted.reason, admitted.cause))
+        if isinstance(found, NotExact):
+            dropped.append(Dropped(completion, found.reason, found.cause))
         else:
-            is_nan = constrained_logprobs == "nan" and completion.logprobs_mode == "constrained"
-            logprobs = None if is_nan else completion.logprob_array
-            calls.append(_Call(completion, admitted, logprobs))
+            calls.append(_Call(completion, found, _logprobs_of(completion, constrained_logprobs)))
     parents = _link(calls)
     unresolved = _unresolved(calls, parents)
     dropped += [Dropped(call.completion, _RETRIED, "unresolved_retry") for call in unresolved]
@@ -319,13 +317,10 @@ def token_sequences(
     trained: set[int] = set()
     leaves = _within(ROW_IDS, _leaves(calls, parents))
     rows = [_row(_path(leaf, parents), trained, masked, max_length) for leaf in leaves]
-    dropped += [
-        Dropped(call.completion, "masked", "masked")
-        if masked(call.completion)
-        else Dropped(call.completion, *_too_long(call, max_length))
-        for call in calls
-        if id(call) not in trained
-    ]
+    for call in calls:
+        if id(call) not in trained:
+            why = _why_untrained(call, masked(call.completion), max_length)
+            dropped.append(Dropped(call.completion, *why))
     return TokenSequences((row for row in rows if any(row.trains)), dropped)
 
 
@@ -336,6 +331,11 @@ _RETRIED = (
     "the same prompt was sampled again, nothing went on from this reply, and it is not known which "
     "one the agent got (unresolved retry)"
 )
+
+
+def _logprobs_of(completion: Completion, constrained: str) -> array[float] | None:
+    is_nan = constrained == "nan" and completion.logprobs_mode == "constrained"
+    return None if is_nan else completion.logprob_array
 
 
 def _leaves(calls: Iterable[_Call], parents: Mapping[int, _Call]) -> list[_Call]:
@@ -350,7 +350,9 @@ def _within(most: int, leaves: Sequence[_Call]) -> list[_Call]:
     return [leaf for leaf, length in zip(leaves, lengths, strict=True) if length <= most]
 
 
-def _too_long(call: _Call, max_length: int | None) -> tuple[str, Cause]:
+def _why_untrained(call: _Call, is_masked: bool, max_length: int | None) -> tuple[str, Cause]:
+    if is_masked:
+        return "masked", "masked"
     if max_length is not None and call.start >= max_length:
         return f"beyond {max_length} tokens of its row", "too_long"
     return f"the rows of its trajectory would have more than {ROW_IDS} token ids", "too_many"

@@ -192,8 +192,8 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         not trained; "keep" trains what had come, flagged as truncated.
         on_side_call: calls beside the agent, such as for a title (`Completion.side_call`), are not
         trained; "keep" trains them as any other.
-        on_media: replies in conversations with images, sound or files are not trained, since token
-        ids have placeholders for these; "keep" trains them, for trainers that have the rest too.
+        on_media: replies in conversations with images, sound or files, for which token ids have
+        placeholders, are not trained; "keep" trains them.
         constrained_logprobs: log-probabilities of constrained decoding (a schema, a grammar, a
         forced tool call) are not the policy's; "nan" makes them unknown, "keep" hands them on.
         mask_truncated: replies that the model did not end itself stay as context and are not
@@ -205,27 +205,19 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
         ValueError for a wrong option, ExportError for a trajectory that is refused.
         """
-        _check_option("on_failure", on_failure, ("drop", "keep"))
-        _check_option("on_abort", on_abort, ("drop", "keep"))
-        _check_option("on_side_call", on_side_call, ("drop", "keep"))
-        _check_option("on_media", on_media, ("drop", "keep"))
+        _check_choices(
+            on_failure=on_failure, on_abort=on_abort, on_side_call=on_side_call, on_media=on_media
+        )
         _check_option("constrained_logprobs", constrained_logprobs, ("keep", "nan"))
-        _check_number("max_length", max_length, 1)
-        _check_number("max_token_id", max_token_id, 0)
+        _check_numbers(max_length=max_length, max_token_id=max_token_id)
         self._read().tokens_first()
-        if (why := self.why_empty) is not None:
-            if require_all_calls:
-                self.check_calls()
-            return TokenSequences((), [Dropped(None, why, "no_calls")])
-        cause: Cause | None = None
-        if self.status == "cancelled" and (self.reward is None or on_failure == "drop"):
-            cause, reason = "rollout_cancelled", "its rollout was cancelled"
-        elif self.status == "error" and self.reward is None and on_failure == "drop":
-            cause, reason = "rollout_failed", _FAILED
-        if cause is not None:
-            return TokenSequences((), [Dropped(c, reason, cause) for c in self.completions])
-        if require_all_calls:
+        why, failed = self.why_empty, self._untrained(on_failure)
+        if require_all_calls and (why is not None or failed is None):
             self.check_calls()
+        if why is not None:
+            return TokenSequences((), [Dropped(None, why, "no_calls")])
+        if failed is not None:
+            return TokenSequences((), [Dropped(each, *failed) for each in self.completions])
         return token_sequences(
             self.completions,
             masked=lambda completion: mask_truncated and completion.truncated,
@@ -236,6 +228,14 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             constrained_logprobs=constrained_logprobs,
             max_token_id=self._max_token_id if max_token_id is None else max_token_id,
         )
+
+    def _untrained(self, on_failure: str) -> tuple[str, Cause] | None:
+        """Why nothing of it trains, by how it ended; None: what came does."""
+        if self.status == "cancelled" and (self.reward is None or on_failure == "drop"):
+            return "its rollout was cancelled", "rollout_cancelled"
+        if self.status == "error" and self.reward is None and on_failure == "drop":
+            return _FAILED, "rollout_failed"
+        return None
 
     def drift(self) -> Drift:
         """The calls whose messages continue an earlier call, and whose token ids do not, with why.
@@ -389,8 +389,15 @@ def _check_option(name: str, value: object, expected: tuple[str, str]) -> None:
         )
 
 
-def _check_number(name: str, value: object, least: int) -> None:
-    if value is not None and (type(value) is not int or value < least):
-        raise ValueError(
-            f"token_sequences({name}=...): expected a number from {least} on, got {value!r}"
-        )
+def _check_choices(**options: object) -> None:
+    for name, value in options.items():
+        _check_option(name, value, ("drop", "keep"))
+
+
+def _check_numbers(**options: object) -> None:
+    for name, value in options.items():
+        least = int(name == "max_length")
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(
+                f"token_sequences({name}=...): expected a number from {least} on, got {value!r}"
+            )

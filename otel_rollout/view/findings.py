@@ -20,7 +20,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     sentences,
 )
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, samplers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,29 @@ def _of_logprobs(rows: TokenSequences) -> Iterator[Finding]:
             "inexact",
             f"{constrained} of {len(completions)} replies that train were sampled under a "
             f"constraint: their log-probabilities are not the policy's",
-            'Make them unknown (constrained_logprobs="nan"), or sample without a schema.',
+            'Make them unknown (constrained_logprobs="nan"), or sample without a schema or mask.',
         )
+    modes = {mode: Counter[str]() for mode in (None, "raw")}
+    for each in completions:
+        if each.logprobs_mode in modes and each.logprob_array is not None:
+            modes[each.logprobs_mode].update([", ".join(samplers_of(each.exchange.params))])
+    for mode, samplers in modes.items():
+        samplers.pop("", None)
+        if samplers:
+            yield Finding(
+                "inexact",
+                f"{sum(samplers.values())} of {len(completions)} replies that train were sampled "
+                f"with {samplers.most_common(1)[0][0]}, and "
+                + (_RAW if mode else "whether their log-probabilities are of that is not known"),
+                _MODE,
+            )
+
+
+_RAW = "their log-probabilities are from before that: not of what was sampled from"
+_MODE = (
+    "Start the server with `--logprobs-mode processed_logprobs` (vLLM), and say so: "
+    'configure(logprobs_mode="processed"); `otel-rollout doctor --server URL` measures it.'
+)
 
 
 def _of_truncation(rows: TokenSequences) -> Iterator[Finding]:

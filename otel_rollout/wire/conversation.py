@@ -18,8 +18,14 @@ from typing import Any
 import msgspec
 
 from otel_rollout.wire.json import OBJECT, Json, JsonText
-from otel_rollout.wire.message import PIECES, content_parts, media_of, read_message
-from otel_rollout.wire.parts import Part, Reasoning, Text, normalised_parts, present_members
+from otel_rollout.wire.message import PIECES, content_parts, media_in, read_message
+from otel_rollout.wire.parts import (
+    Part,
+    Reasoning,
+    Text,
+    normalised_parts,
+    present_members,
+)
 
 
 class MessagePath:
@@ -34,7 +40,7 @@ class MessagePath:
         self.length: int = (parent.length if parent else 0) + 1
         """Messages on the path, this one included."""
         self._key: bytes | None = None
-        self._media: tuple[str, ...] | None = None
+        self._media: tuple[str, ...] = ()
 
     @property
     def message(self) -> Json:
@@ -61,33 +67,31 @@ class MessagePath:
     @property
     def media(self) -> tuple[str, ...]:
         """Types of the parts on the path that are images, sound or files."""
-        unknown: list[MessagePath] = []
-        node: MessagePath | None = self
-        while node is not None and node._media is None:
-            unknown.append(node)
-            node = node.parent
-        found = () if node is None else node._media or ()
-        for node in reversed(unknown):
-            message = node.json.seen
-            if not _is_text(message):
-                found = tuple(dict.fromkeys((*found, *media_of(message))))
-            node._media = found
-        return found
+        _ = self.key
+        return self._media
 
     def _normalised(self) -> bytes:
         """The key, where that of the path before is known."""
-        before, message, normalised = self.parent, self.json.seen, self.json.key
-        if normalised is None and is_sampled_piece(message):
-            pieces = [message]
-            while before is not None and is_sampled_piece(before.json.seen):
-                pieces.append(before.json.seen)
-                before = before.parent
-            (message,) = joined_pieces(reversed(pieces))
-        key = before.key if before else b""
-        if normalised is None and (normalised := message_key(message)) is None:
+        before, message, read = self.parent, self.json.seen, self.json.read
+        if read is None:
+            is_one = not is_sampled_piece(message)
+            if not is_one:
+                pieces = [message]
+                while before is not None and is_sampled_piece(before.json.seen):
+                    pieces.append(before.json.seen)
+                    before = before.parent
+                (message,) = joined_pieces(reversed(pieces))
+            parts, others = read_message(message)
+            kinds = tuple(part.kind for part in media_in(parts))
+            read = key_unless_reasoning(message, parts, others), kinds
+            if is_one:
+                self.json.read = read
+        normalised, kinds = read
+        key, self._media = (before.key, before._media) if before else (b"", ())
+        if kinds:
+            self._media = tuple(dict.fromkeys((*self._media, *kinds)))
+        if normalised is None:
             return key
-        if message is self.json.seen:
-            self.json.key = normalised
         digest = blake2b(key, digest_size=16)
         digest.update(normalised)
         return digest.digest()
@@ -98,23 +102,6 @@ class MessagePath:
         while path is not None:
             yield path
             path = path.parent
-
-
-_TEXTUAL = frozenset(
-    (
-        *("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "function_call"),
-        *("reasoning", "reasoning_content", "annotations"),
-    )
-)
-"""Members of messages that hold no media, where the content is a text."""
-
-
-def _is_text(message: Json) -> bool:
-    """True if a message has no media, as a look at it shows: most are such."""
-    if not isinstance(message, OBJECT) or not _TEXTUAL.issuperset(message):
-        return False
-    content = message.get("content")
-    return content is None or isinstance(content, str)
 
 
 def extend(path: MessagePath | None, message: Json) -> MessagePath:
@@ -166,7 +153,11 @@ def normalised_key(message: Json) -> bytes:
 
 def message_key(message: Json) -> bytes | None:
     """`normalised_key`; None for an item that is only reasoning, which a replay may leave out."""
-    parts, others = read_message(message)
+    return key_unless_reasoning(message, *read_message(message))
+
+
+def key_unless_reasoning(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes | None:
+    """The same of a message that was read."""
     if not others and parts and all(isinstance(part, Reasoning) for part in parts):
         return None
     return key_of(message, parts, others)

@@ -57,14 +57,14 @@ def loads(text: str | bytes) -> Json:
 class JsonText:
     """A JSON value and the text of it: each is made of the other when somebody asks."""
 
-    __slots__ = ("_text", "_value", "key")
+    __slots__ = ("_text", "_value", "read")
 
     def __init__(self, text: str | Callable[[], str] | None, value: Json = None) -> None:
         """text: None where nobody wrote it, or a function that gives it when somebody asks."""
         self._text = text
         self._value = _UNREAD if value is None and text is not None else value
-        self.key: bytes | None = None
-        """What a message is compared by, once somebody has asked (`wire.conversation`)."""
+        self.read: tuple[bytes | None, tuple[str, ...]] | None = None
+        """Of a message, once it was read: what it is compared by, and the types of its media."""
 
     @property
     def text(self) -> str:

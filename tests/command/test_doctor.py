@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Collection, Iterator
-from importlib.metadata import PackageNotFoundError
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import openai._base_client
@@ -19,19 +14,14 @@ import requests
 import wrapt
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
-    BaseInstrumentor,
-)
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, TrajectorySpanProcessor
 from otel_rollout.command.checks import Finding, check
-from otel_rollout.command.checks import clients as clients_check
 from otel_rollout.command.cli import main
 from otel_rollout.command.doctor import run_setup
 from otel_rollout.errors import ConfigurationError
@@ -76,17 +66,11 @@ def test_a_clean_set_up_has_only_fine_findings(setup: Any):
         "versions",
         "tracer provider",
         "TrajectorySpanProcessor",
+        "span limits",
         "span exporter",
         "train lane",
-        "span limits",
-        "sampler",
-        "LLM spans",
         "threads",
-        "content",
-        "capture",
         "clients",
-        "HTTP libraries",
-        "HTTP libraries",
         "self-test",
     ]
     assert "trajectories go to InMemoryTrajectoryExporter" in str(findings[2])
@@ -108,64 +92,6 @@ def test_the_self_test_leaves_running_rollouts_alone(setup: Any):
 
 
 # --- clients
-
-
-def test_programs_that_rollouts_started(setup: Any):
-    """They are named, and are a problem where they were given a model server; only since then."""
-    run = [sys.executable, "-c", ""]
-    given = {**os.environ, "OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}
-    name = Path(sys.executable).name
-    subprocess.run(run, check=True)
-    assert [f for f in check(self_test=False) if f.subject == "programs"] == []
-    with otel_rollout.rollout("agent"):
-        subprocess.run(run, check=True)
-        subprocess.run(run, check=True)
-        subprocess.run("true", shell=True, check=True, env=given)
-    problem, fine = (f for f in check(self_test=False) if f.subject == "programs")
-    assert (problem.level, fine.level) == ("problem", "ok")
-    assert problem.text.startswith("rollouts started true with the address or the key of a model")
-    assert fine.text.startswith(f"rollouts started {name} (2 times): if these make model calls")
-    otel_rollout.shutdown()
-    otel_rollout.configure()
-    assert [f for f in check(self_test=False) if f.subject == "programs"] == []
-
-
-def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch):
-    """Each library that is installed is listed with its version, and nothing is imported."""
-    installed = {"openai": "3.5", "ollama": "0.6", "httpx": "0.28", "urllib3": "2.8"}
-    installed |= {"boto3": "1.44", "dspy": "3.4", "botocore": "1.44"}
-
-    def version(name: str) -> str:
-        if name not in installed:
-            raise PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr("otel_rollout.command.checks.versions.version", version)
-    imported = set(sys.modules)
-    assert list(map(str, clients_check.clients())) == [
-        "ok       clients: captured by hooks of their own: openai 3.5",
-        "ok       clients: captured where they send, if the API is known: ollama 0.6 (on httpx)",
-        "ok       HTTP libraries: calls of known model APIs are captured, other model calls "
-        "counted: httpx 0.28",
-        "ok       clients: counted, not captured: boto3 1.44 (on botocore), dspy 3.4 (on lm15). "
-        "Ask the model through LiteLLM or another client that is captured (dspy.LM(..., "
-        "engine='litellm')), or through the gateway",
-        "ok       HTTP libraries: model calls are counted, not captured: urllib3 2.8, "
-        "botocore 1.44, http.client, urllib",
-    ]
-    assert set(sys.modules) == imported
-
-
-@pytest.mark.parametrize("used", [False, True])
-def test_a_client_that_is_not_seen(setup: Any, monkeypatch: pytest.MonkeyPatch, used: bool):
-    """That it is installed is no fault; that it is imported is a warning."""
-    monkeypatch.setattr("otel_rollout.command.checks.versions.version", "7.{0}".format)
-    if used:
-        monkeypatch.setitem(sys.modules, "pycurl", ModuleType("pycurl"))
-    findings = list(clients_check.clients())
-    (finding,) = (each for each in findings if "pycurl" in each.text)
-    assert finding.level == ("warning" if used else "ok")
-    assert "neither captured nor counted: pycurl 7.pycurl; it has a network stack" in finding.text
 
 
 def test_a_library_that_is_not_hooked(setup: Any, monkeypatch: pytest.MonkeyPatch):
@@ -193,13 +119,6 @@ def test_a_provider_that_is_not_the_sdks():
     """One that takes no processors is named."""
     trace.set_tracer_provider(trace.NoOpTracerProvider())
     assert "NoOpTracerProvider is not the SDK's" in found(check(), "tracer provider").text
-
-
-def test_another_global_provider():
-    """Rollouts on a provider beside the global one are in other traces."""
-    trace.set_tracer_provider(TracerProvider())
-    otel_rollout.configure(tracer_provider=TracerProvider())
-    assert found(check(), "global provider").level == "warning"
 
 
 def test_a_provider_without_our_processor():
@@ -304,33 +223,6 @@ def test_a_train_endpoint(port: int):
     otel_rollout.shutdown(0)
 
 
-def test_a_small_queue(monkeypatch: pytest.MonkeyPatch):
-    """A queue that drops spans is said."""
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "600")
-    otel_rollout.configure(span_exporters=[InMemorySpanExporter()])
-    assert "holds 600 spans" in found(check(self_test=False), "span queue").text
-
-
-def test_exporters_of_ones_own(setup: Any, port: int):
-    """One that blocks on the network, or sends batches of any size, is said."""
-    exporter = OTLPSpanExporter(f"http://127.0.0.1:{port}/v1/traces")
-    setup[2].add_span_processor(SimpleSpanProcessor(exporter))
-    findings = check(self_test=False)
-    assert "waits for the network" in found(findings, "span exporter").text
-    assert "span_exporters=[...]" in found(findings, "size of batches").text
-
-
-@pytest.mark.parametrize(
-    "sampler", [ALWAYS_OFF, TraceIdRatioBased(0.5), ParentBased(TraceIdRatioBased(0.1))]
-)
-def test_a_sampler(sampler: Any):
-    """Traces that are sampled away cannot be rebuilt; trajectories are whole all the same."""
-    otel_rollout.configure(tracer_provider=TracerProvider(sampler=sampler))
-    findings = check()
-    assert found(findings, "sampler").level == "warning"
-    assert "self-test" not in [f.subject for f in bad(findings)]
-
-
 @pytest.mark.filterwarnings("ignore::otel_rollout.TruncationWarning")
 @pytest.mark.parametrize(
     "limits", [SpanLimits(max_span_attribute_length=20), SpanLimits(max_span_attributes=8)]
@@ -343,71 +235,7 @@ def test_limits_that_cut(limits: SpanLimits):
     assert "problem" in [f.level for f in findings if f.subject == "self-test"]
 
 
-def test_texts_of_llm_spans_are_off(setup: Any, monkeypatch: pytest.MonkeyPatch):
-    """The variable of the instrumentation is said."""
-    monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "False")
-    assert found(check(), "TRACELOOP_TRACE_CONTENT").level == "warning"
-
-
 # --- what is hooked in
-
-
-def instrumentor(module: str) -> BaseInstrumentor:
-    """An active instrumentor of that module, which instruments nothing."""
-
-    class Instrumentor(BaseInstrumentor):
-        def instrumentation_dependencies(self) -> Collection[str]:
-            return ()
-
-        def _instrument(self, **_: Any) -> None:
-            pass
-
-        def _uninstrument(self, **_: Any) -> None:
-            pass
-
-    Instrumentor.__module__ = module
-    made = Instrumentor()
-    made.instrument()
-    return made
-
-
-def test_two_instrumentations_of_one_client(setup: Any):
-    """Each call would be drawn twice."""
-    other = instrumentor("openinference.instrumentation.openai")
-    try:
-        text = found(check(self_test=False), "LLM spans").text
-    finally:
-        other.uninstrument()
-    assert "openinference.instrumentation.openai, opentelemetry.instrumentation.openai" in text
-    assert bad(check(self_test=False)) == []
-
-
-def test_no_instrumentation():
-    """Without LLM spans people see no prompts."""
-    otel_rollout.configure(instrumentor=None, span_exporters=[InMemorySpanExporter()])
-    assert found(check(), "LLM spans").level == "warning"
-
-
-def test_an_instrumentation_that_hides_texts(monkeypatch: pytest.MonkeyPatch):
-    """Those of the conventions record texts only if they are told to."""
-    otel_rollout.configure(instrumentor=None)
-    name = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-    other = instrumentor("opentelemetry.instrumentation.genai.openai")
-    try:
-        assert found(check(self_test=False), name).level == "warning"
-        monkeypatch.setenv(name, "SPAN_ONLY")
-        assert name not in [f.subject for f in check(self_test=False)]
-    finally:
-        other.uninstrument()
-
-
-def test_spans_of_the_http_client(setup: Any):
-    """HTTP spans beside LLM spans are said."""
-    other = instrumentor("opentelemetry.instrumentation.httpx")
-    try:
-        assert found(check(self_test=False), "HTTP spans").level == "warning"
-    finally:
-        other.uninstrument()
 
 
 def test_threads_without_context(setup: Any):
@@ -436,24 +264,6 @@ def test_what_wraps_capture_is_fine(setup: Any):
     with pytest.MonkeyPatch.context() as monkeypatch:  # until before capture is taken out
         monkeypatch.setattr(owner, "request", wrapped)
         assert bad(check()) == []
-
-
-def test_versions_that_do_not_go_together(
-    setup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A package that asks for another version than the one that is there is named."""
-    folder = tmp_path / "anthropic-9.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: anthropic\nVersion: 9.0\n"
-        "Requires-Dist: openai>=99\nRequires-Dist: nowhere-to-be-found\n"
-        'Requires-Dist: not-needed; extra == "x"\n'
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    texts = [f.text for f in check(self_test=False) if f.subject == "anthropic"]
-    assert len(texts) == 2
-    assert texts[0].startswith(f"it asks for openai>=99, but {openai.__version__} is installed")
-    assert texts[1].startswith("it asks for nowhere-to-be-found, but it is not installed")
 
 
 def test_a_self_test_that_fails_says_so(setup: Any):
@@ -544,32 +354,6 @@ def test_the_command_without_a_set_up(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.splitlines()[-1] == "0 problems, 1 warning"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "on LLM spans and on exchange spans"),
-        ({"content": "new"}, "each LLM span shows what is new in its call"),
-        ({"content": "full"}, "Each LLM span shows a whole conversation"),
-        ({"content": "none"}, "on no span that is exported"),
-        ({"redact": bytes.lower}, "redacted"),
-    ],
-    ids=["default", "new", "full", "none", "redact"],
-)
-def test_doctor_says_which_spans_have_content(options: Any, said: str):
-    """Each rule for content is told, and none of them is a problem."""
-    otel_rollout.configure(exporters=[InMemoryTrajectoryExporter()], **options)
-    (finding,) = (f for f in check(self_test=False) if f.subject == "content")
-    assert said in finding.text
-    assert finding.level == "ok"
-
-
-def test_doctor_warns_of_a_switch_that_does_not_hold(monkeypatch: pytest.MonkeyPatch):
-    """A switch that is overruled, or set after the set-up, is a warning."""
-    otel_rollout.configure()
-    monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "false")
-    assert "TRACELOOP_TRACE_CONTENT=false" in found(check(self_test=False), "content").text
-
-
 # --- the user's model server
 
 
@@ -579,7 +363,7 @@ def asked(reply: Any, **options: Any) -> tuple[Finding, list[Any]]:
         findings = check(self_test=False, server=server.base_url)
         requests = [json.loads(wire.request or b"{}") for wire in server.exchanges]
     (finding,) = (finding for finding in findings if finding.subject == "model server")
-    return finding, requests
+    return finding, [each for each in requests if each.get("stream") or not each]
 
 
 def test_a_model_server_that_gives_all(setup: Any):
@@ -662,6 +446,51 @@ def test_a_model_server_that_refuses_fields(setup: Any):
     assert "refuses the fields that ask for token ids" in finding.text
     assert "return_token_ids" in finding.text
     assert "return_token_ids" not in requests[-1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "said"),
+    [
+        ("raw", "ok", "raw: from before temperature"),
+        ("processed", "ok", "processed: of what was sampled from"),
+        ("wrong", "problem", "wrong: off by up to 22 nats from raw ones"),
+    ],
+)
+def test_log_probabilities_are_measured(setup: Any, mode: Any, level: str, said: str):
+    """By the server itself, which is given what it sampled as a prompt; `/v1` may be left out."""
+    with ModelServer("something that nobody expects", logprobs_mode=mode) as server:
+        address = server.base_url.removesuffix("/v1")
+        (finding,) = measured_at(address)
+        asked = json.loads(server.exchanges[-1].request)
+    assert (finding.level, finding.text[: len(said)]) == (level, said)
+    assert (asked["prompt_logprobs"], asked["max_tokens"]) == (0, 1)
+    assert setup[0].get_finished_trajectories() == ()
+
+
+def measured_at(address: str) -> list[Finding]:
+    findings = check(self_test=False, server=address)
+    assert [f.level for f in findings if f.subject == "model server"] == ["ok"]
+    return [finding for finding in findings if finding.subject == "log-probabilities"]
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [{"/v1/completions": Raw(404, b"{}")}, {"/v1/completions": Raw(200, b'{"choices": [{}]}')}],
+)
+def test_a_server_that_cannot_be_measured(setup: Any, routes: Any):
+    """One without such an endpoint, or without log-probabilities of prompts, is no fault."""
+    with ModelServer("a", routes=routes) as server:
+        (finding,) = measured_at(server.base_url)
+    assert (finding.level, finding.text[:14]) == ("ok", "not measurable")
+
+
+def test_a_mode_that_was_configured_wrong():
+    """What is measured holds against what the user said."""
+    otel_rollout.configure(span_exporters=[InMemorySpanExporter()], logprobs_mode="processed")
+    with ModelServer("something that nobody expects") as server:
+        (finding,) = measured_at(server.base_url)
+    assert finding.level == "problem"
+    assert "configured with logprobs_mode='processed'" in finding.text
 
 
 def test_a_model_server_that_is_not_there(setup: Any, capsys: pytest.CaptureFixture[str]):

@@ -303,7 +303,7 @@ def test_what_can_be_no_id_is_in_no_row(wrong: Any, place: int):
     assert [row.token_ids for row in found] == [[1, 2, 3]]
     (drop,) = found.dropped
     whose = "reply" if place > 1 else "prompt"
-    expected = f"{wrong!r} at place {place % 2} of the token ids of its {whose} can be none"
+    expected = f"the token ids of its {whose} have {wrong!r} at place {place % 2}, which can"
     assert drop.reason.startswith(expected)
     assert (drop.cause, drop.lacks_only_ids) == ("impossible_id", True)
     reply: Any = trajectory.completions[0].response
@@ -325,7 +325,7 @@ def test_ids_beyond_the_vocabulary_do_not_train():
         found = trajectory.token_sequences(max_token_id=limit)
         assert [len(row) for row in found] == expected
         assert len(trajectory.with_max_token_id(limit).token_sequences()) == len(expected)
-    assert "90 at place 3 of the token ids of its prompt" in str(
+    assert "the token ids of its prompt have 90 at place 3" in str(
         trajectory.token_sequences(max_token_id=89).dropped[0]
     )
     assert len(trajectory.token_sequences()[0]) == 5

@@ -59,6 +59,6 @@ async def train(client: AsyncOpenAI) -> None:
     await gather_group([], tiemout=2)  # wrong
     await gather_trajectory(bare(client, "Hi"), task=3)  # wrong
     await bare(client, 3)  # wrong
-    completion.token_idz  # wrong # noqa: B018
-    row.los_mask  # wrong # noqa: B018
+    completion.token_idz  # wrong
+    row.los_mask  # wrong
     rollout(task="t")  # wrong

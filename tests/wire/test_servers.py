@@ -396,7 +396,7 @@ LOST: dict[str, tuple[Any, Any, str | None]] = {
         (None, [-0.25, -1.5, -1.0]),
         "sent no token ids",
     ),
-    "ids that are none": ({"token_ids": ["a", "b", "c"]}, (None, None), "'a' at place 0"),
+    "ids that are none": ({"token_ids": ["a", "b", "c"]}, (None, None), "have 'a' at place 0"),
     "lists for no choice": ({"token_ids": []}, (None, None), "sent no token ids"),
 }
 

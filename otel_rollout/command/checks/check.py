@@ -7,19 +7,16 @@ its own.
 
 from __future__ import annotations
 
-from otel_rollout.command.checks.clients import capture_hooks, clients, instrumentors, programs
 from otel_rollout.command.checks.finding import Finding
-from otel_rollout.command.checks.provider import (
-    content,
-    limits,
+from otel_rollout.command.checks.process import (
+    hooks,
     processors,
-    sampler,
     sdk_provider,
     span_exporters,
     tracer_provider,
+    versions,
 )
 from otel_rollout.command.checks.trials import model_server, one_rollout
-from otel_rollout.command.checks.versions import environment, versions
 from otel_rollout.record import rollout_provider
 
 
@@ -31,15 +28,15 @@ def check(
     `self_test`: also run a rollout with two calls to a model server on this host. Its spans go
     where all spans go, its trajectory to no exporter.
     `server`: base URL of a model server that gets, in a rollout too, a request for a streamed reply
-    with tools; `model`: which of its models. None: none is asked; the first that it lists.
+    with tools, and requests by which its log-probabilities are measured; `model`: which of its
+    models. None: none is asked; the first that it lists.
     """
-    findings = [*versions(), *environment()]
     provider = rollout_provider()
-    findings += tracer_provider(provider)
+    findings = [*versions(), *tracer_provider(provider)]
     sdk = sdk_provider(provider)
     if sdk is not None:
-        findings += [*processors(sdk), *span_exporters(sdk), *limits(sdk), *sampler(sdk)]
-    findings += [*instrumentors(), *content(), *capture_hooks(), *clients(), *programs()]
+        findings += [*processors(sdk), *span_exporters(sdk)]
+    findings += hooks()
     if self_test and sdk is not None:
         findings += one_rollout(sdk)
     if server is not None and sdk is not None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
     SimpleSpanProcessor,
     SpanExporter,
     SpanExportResult,
@@ -33,7 +32,6 @@ from otel_rollout import (
     tool,
 )
 from otel_rollout import semconv as sc
-from otel_rollout.command.checks.check import check
 from otel_rollout.otlp import JsonLinesSpanExporter, encode_spans, read
 from otel_rollout.record import Outlet, Sender
 from otel_rollout.record.sending.requests import size_of
@@ -347,16 +345,6 @@ def test_others_run_while_spans_are_encoded(monkeypatch: pytest.MonkeyPatch):
         assert outlet.send(found, in_haste)[0]
     assert exporter.names == [*map(str, range(10))] * 2
     assert len(pauses) == 10
-
-
-def test_doctor_warns_of_the_sdks_default():
-    """A batch processor of the user's with 2,048 places is too small; ours is not."""
-    provider = otel_rollout.configure("x", span_exporters=[InMemorySpanExporter()])
-    assert "span queue" not in [finding.subject for finding in check(self_test=False)]
-    provider.add_span_processor(BatchSpanProcessor(InMemorySpanExporter()))
-    (finding,) = [each for each in check(self_test=False) if each.subject == "span queue"]
-    assert finding.level == "warning"
-    assert "holds 2048 spans" in finding.text
 
 
 @pytest.mark.parametrize(
