@@ -17,7 +17,9 @@ _HEAD = """\
 // What the server answers. Times are nanoseconds since 1970; null is unknown, never zero.
 // Written by tools/page_types.py from otel_rollout/view/page_types.py: `make page`.
 """
-_MORE: dict[type, dict[str, Any]] = {Overview: {"advantage": float | None, "hit": list[str] | None}}
+_MORE: dict[type, dict[str, Any]] = {
+    Overview: {"advantage": float | None, "hit?": list[str] | None}
+}
 """Fields that the index knows of a trajectory beside those that it has alone."""
 _WIDTH = 110
 """Characters of a line, as prettier is told."""

@@ -64,7 +64,7 @@ class Opened:
         """Its overview, without an advantage."""
         found = self._examined.overview.to_dict()
         metadata = browser_value(dumps(found["metadata"]))
-        return {**found, "metadata": metadata, "advantage": None, "hit": None}
+        return {**found, "metadata": metadata, "advantage": None}
 
     def detail(self) -> dict[str, Json]:
         """The trajectory as JSON, without parent, children and advantage: they need others."""

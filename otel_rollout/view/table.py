@@ -162,13 +162,13 @@ class Table:
             (*which.parameters, limit, offset),
         )
         rows = {number: _overview(row) for number, *row in found}
-        for number, row in rows.items():
+        for number, row in rows.items() if which.phrase else ():
             row["hit"] = self._hit(number, which.phrase)
         return self._with_advantages([*rows.values()])
 
     def _hit(self, number: int, phrase: str) -> list[str] | None:
         sql = f"SELECT {EXCERPT} FROM words WHERE words MATCH ? AND rowid = ?"
-        found = phrase and self.connection.execute(sql, (phrase, number)).fetchone()
+        found = self.connection.execute(sql, (phrase, number)).fetchone()
         return pieces_of(found[0]) if found else None
 
     def changes(self, prefix: str | None = None) -> int | None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import Trajectory, rollout
+from otel_rollout import Trajectory, record_reward, rollout
 from otel_rollout.command.cli import main
+from otel_rollout.testing import Reply, ToolCall
 from otel_rollout.view import findings_of, format_trajectory
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
@@ -190,3 +191,20 @@ def test_print_shows_the_tree(recording: Recording, clients: Clients) -> None:
         clients.sync(clients.serve("hi")).chat.completions.create(model="m", messages=[user("hi")])
     assert str(trajectory) == f"{trajectory}" == format_trajectory(trajectory)
     assert "\n" not in repr(trajectory)
+
+
+@pytest.mark.usefixtures("recording")
+def test_a_line_is_for_its_text(clients: Clients) -> None:
+    """Ids of servers are cut to their beginning, letters are themselves, weights have a total."""
+    id_ = "chatcmpl-" + "0f" * 16
+    call = ToolCall("look", '{"city": "M\\u00fcnchen \\ud83d\\ude00 \\\\u00e4", "n": 1.50}', id="c")
+    client = clients.sync(clients.serve([Reply(tool_calls=[call], id=id_)]))
+    with rollout("agent") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])
+        record_reward(1.0, name="tests", weight=0.5)
+        record_reward(0.5, name="style", weight=0.5)
+    text = format_trajectory(trajectory, width=100)
+    assert '→ look({"city": "München 😀 \\\\u00e4", "n": 1.50})  [chatcmpl-0f0f0f0f]' in text
+    assert id_ in format_trajectory(trajectory, width=None)
+    assert "reward tests: 1 x 0.5" in text
+    assert "reward in all: 0.75" in text

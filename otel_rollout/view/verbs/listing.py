@@ -86,8 +86,10 @@ def _print_table(overviews: Iterable[Overview], totals: Totals, hits: dict[str, 
             print(table.head())
         print(table.line(overview), flush=True)
         if hit := hits.pop(overview.id, None):
-            marked = (f"«{text}»" if place % 2 else text for place, text in enumerate(hit))
-            print(" " * 10 + padded("".join(marked), max(width - 10, 40)).rstrip())
+            room = max(width - 10, 40)
+            before = hit[0] if len(hit[0]) <= room // 3 else "…" + hit[0][-room // 3 :]
+            marked = (f"«{text}»" if place % 2 else text for place, text in enumerate(hit[1:], 1))
+            print(" " * 10 + padded(before + "".join(marked), room).rstrip())
     if totals.scores.count:
         print()
         for line in totals.lines(width):

@@ -54,7 +54,7 @@ export interface Overview {
   rewards: Record<string, number>;
   metadata: Record<string, unknown>;
   advantage: number | null;
-  hit: string[] | null;
+  hit?: string[] | null;
 }
 
 /** One thing to know before training on a trajectory. */
