@@ -168,9 +168,6 @@ def _listed(completion: Completion) -> Iterator[tuple[str, TokenPath | None, Jso
 def _wrong_choices(completion: Completion) -> str | None:
     """How the choices of its response contradict its request, or each other; None: they do not."""
     indices, asked = completion.choices_in_response, completion.choices_asked
-    for index in indices:
-        if indices.count(index) > 1:
-            return f"its response has {indices.count(index)} choices of index {index}"
     if asked is not None and len(indices) > asked:
         return f"its request asks for {asked} of the {len(indices)} choices that came"
     return None
