@@ -55,7 +55,7 @@ def test_equal_trajectories_are_read_back(recorded: Recording, tmp_path: Path):
     assert read(tmp_path / "a.parquet") == read(tmp_path / "b") == by_id(recorded.trajectories)
     assert len(files_in(tmp_path / "b")) == 2
     for made in ("a.parquet", "b"):
-        assert export(str(tmp_path / made), "-o", str(tmp_path / "rows")) == 0
+        assert export(str(tmp_path / made), "-o", str(tmp_path / "rows"), "--force") == 0
         assert by_place(rows_in(tmp_path / "rows")) == by_place(expected(recorded.trajectories))
 
 

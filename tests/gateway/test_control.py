@@ -30,6 +30,7 @@ BEGIN = {
     "name": "agent",
     "task_id": "t1",
     "group_id": "g",
+    "group_run": "1",
     "sample_index": 3,
     "group_size": 4,
     "policy_version": 7,

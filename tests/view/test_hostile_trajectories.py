@@ -87,7 +87,7 @@ def open_damaged(source: Path, whole: Path, folder: Path, draw: random.Random) -
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("OTEL_ROLLOUT_VIEW_INDEX", str(path))
-            status = view_trajectories(["view", str(source), "--html", str(page)])
+            status = view_trajectories(["view", str(source), "--html", str(page), "--force"])
         assert status in (0, 1)
         with Index([str(source)], path=path, follow=False) as index:
             assert index.wait()
@@ -137,7 +137,7 @@ def test_a_damaged_index_is_no_end(
     capsys.readouterr()
     page = str(tmp_path / "page.html")
     monkeypatch.setenv("OTEL_ROLLOUT_VIEW_INDEX", str(whole))
-    assert view_trajectories(["view", source, "--html", page]) == 1
+    assert view_trajectories(["view", source, "--html", page, "--force"]) == 1
     assert "the index is damaged (JSONDecodeError" in capsys.readouterr().err
     with Index([source], path=whole, follow=False) as index:
         assert index.wait()

@@ -93,7 +93,17 @@ def test_rows_are_the_same(recorded: Recording, tmp_path: Path, capsys: Output) 
     source.write_text("".join(each.to_json() + "\n" for each in recorded.trajectories))
     found = []
     for count in ("1", "3"):
-        arguments = ["export", str(source), "--to", "tokens", "-o", str(output), "--jobs", count]
+        arguments = [
+            "export",
+            str(source),
+            "--to",
+            "tokens",
+            "-o",
+            str(output),
+            "--jobs",
+            count,
+            "--force",
+        ]
         found.append((main(arguments), capsys.readouterr(), output.read_bytes()))
     assert found[0] == found[1]
     assert found[0][0] == 0

@@ -166,7 +166,7 @@ def test_filter_and_order(long: str, tmp_path: Path, capsys: Output) -> None:
         (["--sort=-turns"], ["long", "short"]),
         (["--where", "'unscored' in findings"], ["long"]),
     ):
-        assert main(["rebuild", long, "-o", str(path), *arguments]) == 0
+        assert main(["rebuild", long, "-o", str(path), "--force", *arguments]) == 0
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert [row["name"] for row in rows] == names
 
@@ -176,7 +176,7 @@ def test_export_filters_before_it_groups(long: str, tmp_path: Path, capsys: Outp
     made, path = str(tmp_path / "t.jsonl"), str(tmp_path / "rows.jsonl")
     assert main(["rebuild", long, "-o", made]) == 0
     for source in (long, made):
-        arguments = ["export", "--to", "tokens", source, "-o", path, "--restart"]
+        arguments = ["export", "--to", "tokens", source, "-o", path, "--restart", "--force"]
         assert main([*arguments, "--where", "reward is not None"]) == 0
         assert "1 group, 1 trajectory -> 1 row" in capsys.readouterr().err
         assert main([*arguments, "--where", "reward > 5"]) == 1

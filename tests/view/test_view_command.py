@@ -161,7 +161,7 @@ def test_the_environment_names_the_index(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """A file in place of that in the cache, unless there is to be none."""
-    named, page = tmp_path / "mine.sqlite", ["--html", str(tmp_path / "page.html")]
+    named, page = tmp_path / "mine.sqlite", ["--html", str(tmp_path / "page.html"), "--force"]
     monkeypatch.setenv("OTEL_ROLLOUT_VIEW_INDEX", str(named))
     assert main(["view", str(path), "--no-cache", *page]) == 1
     assert not named.exists()

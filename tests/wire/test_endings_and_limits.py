@@ -355,7 +355,7 @@ def test_an_echo_of_a_prefill(recording: Recording, clients: Clients, stream: bo
     first, other = trajectory.completions
     assert first.message == first.choice["message"] == {"role": "assistant", "content": "ab"}
     assert other.message == {"role": "assistant", "content": "Sure: ab"}
-    assert trajectory.histories[0].messages() == [*ASK, prefill, first.message]
+    assert trajectory.histories[1].messages() == [*ASK, prefill, first.message]
     assert [c.token_ids for c in trajectory.completions] == [IDS, IDS]
 
 

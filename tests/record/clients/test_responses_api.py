@@ -165,7 +165,7 @@ async def test_forks_by_name(recording: Recording, clients: Clients, caller: Cal
 
     await caller.run(script(caller.client(clients, clients.serve())))
     trajectory = replayed(recording)
-    assert shape(trajectory) == [["resp_000001", "resp_000002"], ["resp_000001", "resp_000003"]]
+    assert shape(trajectory) == [["resp_000001", "resp_000003"], ["resp_000001", "resp_000002"]]
     trained = [
         c.id for h in trajectory.histories for i in h.items if i.trainable and (c := i.completion)
     ]

@@ -283,8 +283,8 @@ def test_redacted_content_is_nowhere(clients: Clients):
     assert MARK not in text_of(recording.spans)
     first = recording.trajectories[0]
     assert MARK not in json.dumps([trajectory.to_dict() for trajectory in recording.trajectories])
-    assert first.messages()[0]["content"] == "*** asked"
-    assert first.messages()[1]["content"] == "*** said"
+    assert first.completions[0].request_messages[0]["content"] == "*** asked"
+    assert (first.completions[0].message or {})["content"] == "*** said"
     assert first.output == "*** said"
 
 
