@@ -31,7 +31,7 @@ from otel_rollout.command import main
 from otel_rollout.command.cli import command_parser
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
-from otel_rollout.trajectory import sentences, tokens, trajectory
+from otel_rollout.trajectory import gate, sentences, tokens, trajectory
 from otel_rollout.wire import api_of
 from otel_rollout.wire.apis import APIS
 from otel_rollout.workflows import run_workflows
@@ -323,7 +323,7 @@ def test_training_has_every_reason() -> None:
     quoted = [
         part for line in table.splitlines()[2:] for part in line.split("|")[1].split("`")[1::2]
     ]
-    source = "\n".join(map(inspect.getsource, (tokens, trajectory)))
+    source = "\n".join(map(inspect.getsource, (gate, tokens, trajectory)))
     source += f"\n_ = {sentences.NOT_ASKED()!r}"
     said = " ".join(json.dumps(node) for node in _texts(source))
     assert [text for text in quoted if text not in said] == []
