@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import os
+import pickle
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -223,3 +224,20 @@ def test_what_is_half_a_line():
 def test_a_hostile_line_takes_no_time(line: bytes):
     """Only some places of a line are looked at."""
     assert whole_objects(line, PREFIX) == ([], False)
+
+
+@pytest.mark.parametrize("held", [1, 10, 1 << 20])
+def test_lines_that_are_many_wait_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+):
+    """They come in order, also after all were forgotten once, and the file is gone then."""
+    monkeypatch.setattr(lines_module, "_HELD", held)
+    spilled = lines_module.SpilledLines(tmp_path / "rows")
+    for text in (b"forgotten", b"too"):
+        spilled.append(text)
+    spilled.clear()
+    made = [b"%d\n" % number for number in range(9)]
+    for line in made:
+        spilled.append(line)
+    assert b"".join(pickle.loads(pickle.dumps(spilled)).pieces()) == b"".join(made)
+    assert [*tmp_path.iterdir()] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from otel_rollout import Trajectory, configure, rollout, to_token_rows
 from otel_rollout.export import TokenRows, dropped_completions, row_exporter
 from otel_rollout.testing import Raw, Reply
-from otel_rollout.trajectory import DROPS, TrajectoryGroup
+from otel_rollout.trajectory import DROPS, TrajectoryGroup, tokens
 from otel_rollout.view.findings import findings_of
 from tests.kit.calling import STREAMED
 from tests.kit.recording import Clients, Recording
@@ -328,3 +329,36 @@ def test_check_names_samplers(
     found = [each for each in findings_of(trajectory) if "were sampled with" in each.text]
     assert len(found) == (said is not None)
     assert all(said in each.text and each.kind == "inexact" for each in found if said)
+
+
+# --- how much
+
+
+def test_rows_are_made_one_at_a_time(recording: Recording, clients: Clients):
+    """An export holds one row, however many share a prompt."""
+    trajectory = called(
+        recording, clients, "hi", n=20, messages=[{"role": "user", "content": "x" * 20_000}]
+    )
+    group = TrajectoryGroup([trajectory])
+
+    def peak(take: Any) -> int:
+        tracemalloc.start()
+        take(TokenRows().rows(group))
+        _, found = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return found
+
+    peak(list)  # what is read once is read now
+    assert 6 * peak(lambda rows: [len(row["input_ids"]) for row in rows]) < peak(list)
+
+
+def test_the_rows_of_a_trajectory_have_a_bound(
+    recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch
+):
+    """What is beyond is dropped with the reason: a small file can name one prompt many times."""
+    trajectory = called(recording, clients, "hi", n=4)
+    length = len(trajectory.token_sequences()[0])
+    monkeypatch.setattr(tokens, "ROW_IDS", 2 * length)
+    found = trajectory.token_sequences()
+    assert (len(found), [drop.cause for drop in found.dropped]) == (2, ["too_many"] * 2)
+    assert f"more than {2 * length} token ids" in found.dropped[0].reason

@@ -175,6 +175,21 @@ async def test_what_nemo_rl_has_no_row_for(recording: Recording, clients: Client
         to_nemo_rl_rows(TrajectoryGroup.of([forked]))
 
 
+async def test_what_token_ids_cannot_say(recording: Recording, clients: Clients):
+    """Images and sound have no row: of NeMo RL refused with the reason, of verl a failed prompt."""
+    sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+
+    async def listen(client: Any) -> None:
+        messages: Any = [{"role": "user", "content": [sound]}]
+        await client.chat.completions.create(model="m", messages=messages)
+
+    group = TrajectoryGroup.of([await play(clients, listen, group_id="g", policy_version=1)])
+    with pytest.raises(ExportError, match=r"got 0 .*has input_audio, for which its token ids"):
+        to_nemo_rl_rows(group)
+    (prompt,) = to_verl_rows(group)
+    assert prompt["tag"]["status"] == "failure"
+
+
 def test_the_readme_runs(clients: Clients, monkeypatch: pytest.MonkeyPatch):
     """Its example, as it stands."""
     names = run_readme(Path(__file__).parents[1], clients, monkeypatch)

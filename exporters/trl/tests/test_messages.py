@@ -211,6 +211,23 @@ async def test_sft_refuses_assistant_messages_that_were_not_sampled(
     assert [message["content"] for message in row["completion"]] == ["hello"]
 
 
+async def test_sft_of_tokens_has_no_placeholders(recording: Recording, clients: Clients):
+    """What token ids cannot say, such as an image in a tool's result, is in no row; it is said."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+    async def look(client: Any) -> None:
+        messages: Any = [{"role": "user", "content": [image]}]
+        await client.chat.completions.create(model="m", messages=messages)
+
+    trajectory = await agents.play(clients, look)
+    assert to_trl_sft_tokens([trajectory]) == []
+    exporter: Any = row_exporter_from_texts("trl", {"format": "sft-tokens"})
+    (drop,) = exporter.dropped(TrajectoryGroup.of([trajectory]))
+    assert "has image_url, for which its token ids are placeholders" in drop.reason
+    with pytest.raises(ExportError, match="images, sound or files: then leave it out"):
+        to_trl_sft([trajectory])
+
+
 async def test_sft_leaves_out_what_was_not_good_enough(recording: Recording, clients: Clients):
     """Nor is what nobody scored, or what failed, taken for good."""
     group = await agents.play_group(clients, [1.0, 0.25, None])
