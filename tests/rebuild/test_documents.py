@@ -186,7 +186,7 @@ def test_mini_swe_agent():
     assert trajectory.completions[1].start_time_ns == 1_706_000_000_500_000_000
     assert (trajectory.status, trajectory.output) == ("complete", "diff")
     assert trajectory.metrics == {"instance_cost": 0.05, "api_calls": 3}
-    assert [len(history.messages()) for history in trajectory.histories] == [3, 6]
+    assert [len(history.messages()) for history in trajectory.histories] == [6, 3]
     (failed,) = read({**MINI, "info": {**MINI["info"], "exit_status": "ValueError"}})
     assert (failed.status, failed.error and failed.error["type"]) == ("error", "ValueError")
 
