@@ -116,7 +116,7 @@ def _last_line(
     trajectory: Trajectory, rows: TokenSequences, trained: Collection[Completion]
 ) -> str:
     """How many completions train, and with how many tokens."""
-    numbers = zip(tokens_in(trajectory), ("prompt", "sampled"), strict=True)
+    numbers = zip(reversed(tokens_in(trajectory)), ("sampled", "prompt"), strict=True)
     counts = (f", {count} {name} tokens" for count, name in numbers if count)
     alone = sum(drop.completion in trained for drop in rows.dropped)
     aside = sum(completion.side_call is not None for completion in trajectory.completions)

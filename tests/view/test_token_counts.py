@@ -50,7 +50,7 @@ def test_usage_of_all_calls_is_summed(clients: Clients, stream: bool, n: int) ->
         for name in ("prompt_tokens", "completion_tokens")
     ]
     assert counts(trajectory) == tuple(expected)
-    assert f", {expected[0]} prompt tokens, {expected[1]} sampled tokens" in format_trajectory(
+    assert f", {expected[1]} sampled tokens, {expected[0]} prompt tokens" in format_trajectory(
         trajectory, width=None
     )
 
