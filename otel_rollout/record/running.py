@@ -101,8 +101,7 @@ class ActiveRollout:
     parent: ActiveRollout | None
     """The rollout around it. None: there is none, or it has ended."""
     outer_group_id: str | None
-    """The group whose receiver it is sent to: that of the rollout around it, unless it was given
-    its own outside a workflow; its own if that has a run. None: none, or its `group_id` alone."""
+    """The group whose receiver it is sent to, if that is not its `group_id` alone."""
     lock: threading.RLock
     """Held while the clock, the counts or the writer are used."""
     options: Options
@@ -370,10 +369,10 @@ class ActiveRollout:
         }
         if self.versioned.options.policy_version is not None:
             attributes |= label(sc.EXCHANGE_POLICY_VERSION, self.policy_version)
-        if (policy_model := process_state.settings.policy_model) is not None:
-            attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
-        if (mode := process_state.settings.logprobs_mode) is not None:
-            attributes[sc.EXCHANGE_LOGPROBS_MODE] = mode
+        if (name := process_state.settings.policy_model) is not None:
+            attributes[sc.EXCHANGE_POLICY_MODEL] = name
+        if (name := process_state.settings.logprobs_mode) is not None:
+            attributes[sc.EXCHANGE_LOGPROBS_MODE] = name
         if self.side_call_rules is not None and self.recorder is not None:
             attributes[sc.EXCHANGE_JUDGED] = True
         trajectory = self.trajectory
@@ -445,11 +444,7 @@ class ActiveRollout:
         """Attributes that its span begins with."""
         trajectory = self.trajectory
         if self.is_part:
-            return {
-                sc.ROLLOUT_PART: True,
-                sc.ROLLOUT_ID: self.id,
-                sc.ROLLOUT_PROCESS: self.process,
-                **self._in_group(),
-            }
+            part = {sc.ROLLOUT_PART: True, sc.ROLLOUT_ID: self.id}
+            return {**part, sc.ROLLOUT_PROCESS: self.process, **self._in_group()}
         about = identity(trajectory, self.operation, self.outer_group_id)
         return {sc.ROLLOUT_PROCESS: self.process, **about}

@@ -313,7 +313,6 @@ def token_sequences(
     unresolved = _unresolved(calls, parents)
     dropped += [Dropped(call.completion, _RETRIED, "unresolved_retry") for call in unresolved]
     calls = [call for call in calls if call not in unresolved]
-    parents = {id(call): parents[id(call)] for call in calls if id(call) in parents}
     trained: set[int] = set()
     leaves = _within(ROW_IDS, _leaves(calls, parents))
     rows = [_row(_path(leaf, parents), trained, masked, max_length) for leaf in leaves]
@@ -338,9 +337,9 @@ def _logprobs_of(completion: Completion, constrained: str) -> array[float] | Non
     return None if is_nan else completion.logprob_array
 
 
-def _leaves(calls: Iterable[_Call], parents: Mapping[int, _Call]) -> list[_Call]:
+def _leaves(calls: Sequence[_Call], parents: Mapping[int, _Call]) -> list[_Call]:
     """The calls that no other one extends."""
-    ends = {id(parent) for parent in parents.values()}
+    ends = {id(parents[id(call)]) for call in calls if id(call) in parents}
     return [call for call in calls if id(call) not in ends]
 
 
