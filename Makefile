@@ -175,13 +175,13 @@ $(READY): requirements/newest.txt pyproject.toml formats/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	-@awk '/^[a-z]/ {wanted = /^uv==/} wanted' $< > $(VENV)/uv.txt && $(BIN)/python $(PIP) --require-hashes -r $(VENV)/uv.txt
 	@$(call install,$(VENV),--require-hashes -r $<)
-	@$(call install,$(VENV),--no-deps --no-build-isolation -e . -e ./formats)
+	@$(call install,$(VENV),--no-deps --no-build-isolation -e . -e ./formats -e ./exporters/atif)
 	@touch $@
 
 .venv-%/.ready: requirements/%.txt | $(READY)
 	$(PYTHON) -m venv .venv-$*
 	@$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
-	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . -e ./formats $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
+	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . -e ./formats $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %),-e ./exporters/atif)))
 	@touch $@
 
 $(OWN:%=.venv-%/.ready): pyproject.toml formats/pyproject.toml

@@ -203,7 +203,7 @@ def merge_choices(chunks: Sequence[Chunk], merging: Merging) -> dict[str, Any]:
     for chunk in chunks:
         for key, value in chunk.items():
             if key == "choices":
-                for merged, choice in choices.each(value or ()):
+                for merged, choice in choices.each(value):
                     _merge_choice(merged, choice, merging)
             elif key == _EXTENSION and isinstance(value, dict):
                 body[key] = {**(body.get(key) or {}), **value}

@@ -212,7 +212,7 @@ class GenerateContent(ModelApi):
             merging.same("id", chunk.get("responseId"))
             merging.same("model", chunk.get("modelVersion"))
             merging.members(body, {k: v for k, v in chunk.items() if k != "candidates"})
-            for found, piece in candidates.each(chunk.get("candidates") or ()):
+            for found, piece in candidates.each(chunk.get("candidates")):
                 _merge_candidate(found, piece, merging)
         if len(candidates):
             merging.check_choices(candidates)

@@ -96,8 +96,9 @@ class Elements:
             return self._at.get(number)
         return found or (self._all[-1] if self._all else None)
 
-    def each(self, pieces: Sequence[Any]) -> Iterator[tuple[Element, Any]]:
+    def each(self, pieces: Sequence[Any] | None) -> Iterator[tuple[Element, Any]]:
         """The pieces of a chunk, each with its element: one with a new id or index opens that."""
+        pieces = pieces or ()
         for place, piece in enumerate(pieces):
             index, key = index_of(piece.get("index")), piece.get("id")
             key = key if isinstance(key, str) and key else None

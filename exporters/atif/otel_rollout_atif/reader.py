@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall, objects, usage
-from otel_rollout.rebuild.documents.calls import (
+from otel_rollout.rebuild.documents import (
     Calls,
     Format,
     Members,
@@ -206,12 +206,6 @@ def _numbers(metrics: Json) -> dict[str, float]:
 
 FORMAT = Format(
     "atif",
-    frozenset(
-        (
-            *("schema_version", "session_id", "trajectory_id", "agent", "steps", "notes", "extra"),
-            *("final_metrics", "continued_trajectory_ref", "subagent_trajectories"),
-        )
-    ),
     _recognises,
     _read,
 )
