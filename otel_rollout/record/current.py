@@ -18,8 +18,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
-from otel_rollout.record.inside.generators import is_outside
+from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach, is_outside
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import Carried, within
 from otel_rollout.record.processes.children import here, inherited

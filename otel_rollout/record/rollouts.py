@@ -18,9 +18,15 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.errors import ConfigurationError, NotARolloutError
-from otel_rollout.record.context import GATHERING, ROLLOUT, detach
+from otel_rollout.record.context import (
+    ENTERING,
+    GATHERING,
+    GENERATOR,
+    ROLLOUT,
+    detach,
+    entering_generator,
+)
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
-from otel_rollout.record.inside.generators import ENTERING, GENERATOR, entering_generator
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
 from otel_rollout.record.state import process_state
