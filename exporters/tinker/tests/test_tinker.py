@@ -105,7 +105,8 @@ ROWS: dict[Agent, int] = {linear: 1, drifted: 2, forked: 2, interleaved: 2}
 def replies(body: dict[str, Any]) -> Reply:
     if body["messages"][-1]["content"] == "what is 2+2?":
         return Reply(tool_calls=[ToolCall("add", '{"a": 2, "b": 2}')])
-    return Reply(f"reply to {body['messages'][-1]['content']}")
+    text = body["messages"][-1]["content"]
+    return Reply(f"reply to {text}", finish_reason="length" if text == "more" else None)
 
 
 async def run(
@@ -418,7 +419,7 @@ async def test_the_file_exporter(recording: Recording, clients: Clients, tmp_pat
     data = to_tinker_data(group, unscored="drop", scale_advantages=True)
     assert read == [plain(datum) for datum in data]
     assert len(rows) == 4
-    assert {row["group_id"] for row in rows} == {"g"}
+    assert {row["group_id"].partition("@")[0] for row in rows} == {"g"}
     assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0]
     assert rows[0]["trajectory_id"] == group[0].id
 
