@@ -18,7 +18,7 @@ from typing import BinaryIO
 from otel_rollout.export import reconstruct_by_rollout
 from otel_rollout.kafka import Rebuilder
 from otel_rollout.lines import check_folder
-from otel_rollout.terminal import note, number_of, without_ids
+from otel_rollout.terminal import for_commands, note, number_of, without_ids_and_numbers
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended, note_unreadable
 
@@ -88,7 +88,7 @@ class _Rebuilt:
         self.statuses[trajectory.status] += 1
         warnings = trajectory.warnings
         self.warned += bool(warnings)
-        self.warnings.update({without_ids(warning) for warning in warnings})
+        self.warnings.update({without_ids_and_numbers(warning) for warning in warnings})
         return trajectory
 
 
@@ -107,7 +107,7 @@ def _note_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespa
     if rebuilt.warned:
         note(f"  {rebuilt.warned} with warnings:")
     for warning, count in rebuilt.warnings.most_common():
-        note(f"  {count:>6} x {warning}")
+        note(f"  {count:>6} x {for_commands(warning, ())}")
 
 
 @contextmanager

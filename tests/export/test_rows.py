@@ -463,7 +463,7 @@ async def test_the_exporter_that_is_always_there(
     assert isinstance(exporter, RowExporter)
     group = await play(clients, [1.0])
     rows = list(exporter.rows(group))
-    with pytest.warns(EmptyRowsWarning, match="2 x beyond N tokens"):
+    with pytest.warns(EmptyRowsWarning, match="2 x beyond … tokens"):
         assert rows == to_token_rows(group, credit="split", max_length=4)
     lines = tmp_path / "rows.part"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
