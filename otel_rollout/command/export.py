@@ -67,8 +67,8 @@ def export(options: argparse.Namespace) -> int:
         file.close()
     names = [option.name for option in all_options(type(maker.exporter))]
     status = _note_tally(file.tally, options.output, names)
-    if not file.tally.trajectories and sources.foreign and not options.infer_rollouts:
-        note("  spans of other instrumentations alone: try --infer-rollouts")
+    if not file.tally.trajectories:
+        sources.note_foreign(are_read=options.infer_rollouts)
     note_never_ended(sources.started)
     return status
 

@@ -43,7 +43,8 @@ def rebuild(options: argparse.Namespace) -> int:
     note_never_ended(sources.started)
     if choice.where is not None and not rebuilt.statuses:
         note(choice.nothing())
-    return max(note_unreadable(sources.errors), int(not sources.spans))
+    foreign = 0 if rebuilt.statuses else sources.note_foreign(are_read=options.infer_rollouts)
+    return max(note_unreadable(sources.errors), int(not sources.spans), foreign)
 
 
 def _from_kafka(options: argparse.Namespace) -> int:
@@ -102,8 +103,6 @@ def _note_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespa
     if total:
         by_status = rebuilt.statuses.most_common()
         note("  " + ", ".join(f"{count} {status}" for status, count in by_status))
-    elif sources.foreign and not options.infer_rollouts:
-        note("  spans of other instrumentations alone: try --infer-rollouts")
     if rebuilt.warned:
         note(f"  {rebuilt.warned} with warnings:")
     for warning, count in rebuilt.warnings.most_common():
