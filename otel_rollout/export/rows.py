@@ -170,7 +170,8 @@ def _token_rows(
     options: Mapping[str, Any],
 ) -> EachRow:
     check_choice("to_token_rows(credit=...)", credit, Credit)
-    known = {*to_token_rows.__kwdefaults__, *Trajectory.token_sequences.__kwdefaults__}
+    functions: tuple[Any, ...] = (to_token_rows, Trajectory.token_sequences)
+    known = {name for each in functions for name in each.__kwdefaults__}
     for name in options:
         if name not in known:
             raise ConfigurationError(
