@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -26,6 +27,14 @@ def joined(
 ) -> io.BufferedReader:
     """A file that starts with `head`, read before; `progress` gets the size of each read."""
     return io.BufferedReader(_Joined(head, file, name, progress), BUFFER)
+
+
+UTF_16 = (
+    "it is UTF-16, as PowerShell's `>` writes it: write it as UTF-8, with "
+    "`| Out-File -Encoding utf8`"
+)
+is_utf_16 = re.compile(rb"\xff\xfe|\xfe\xff|[\[{]\0[^\0]\0|\0[\[{]\0[^\0]\0").match
+"""True of the first bytes of a text in UTF-16."""
 
 
 def head_of(file: BinaryIO, name: str, length: int) -> tuple[bytes, BinaryIO]:

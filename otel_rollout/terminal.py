@@ -66,11 +66,36 @@ def without_ids(sentence: str) -> str:
 def without_ids_and_numbers(sentence: str) -> str:
     """The sentence without what differs between equal ones, to count them: it is one of a sum."""
     text = _some.sub("some of the ", _counted.sub("", without_ids(sentence)))
-    return _number.sub("N", text)
+    return _again.sub(r"\1", _list.sub("…", _number.sub("…", text)))
 
 
-_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")
-"""Our ids, and those of responses, which are in quotes."""
+def for_commands(text: str, options: Iterable[str]) -> str:
+    """The text with the arguments of Python that it names as options of commands.
+
+    options: those that `--option` takes.
+    """
+    text = _asking.sub(
+        "`--request-token-ids` at `run` and `gateway`, in Python configure(request_token_ids=True)",
+        text,
+    )
+    names = "|".join(map(re.escape, options))
+    given = rf"\b({names})=(['\"]?)(\w+)\2(?!\w)"
+    return re.sub(given, r"--option \1=\3", text) if names else text
+
+
+_asking = re.compile(
+    r"(?:otel_rollout\.)?configure\(request_token_ids=True\)(?:, or `with "
+    r"otel_rollout\.request_token_ids\(\):` around the calls)?|`with "
+    r"otel_rollout\.request_token_ids\(\):`"
+)
+
+
+_id = re.compile(
+    r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'|\b(?:chatcmpl|cmpl|resp|msg)[-_][\w-]+"
+)
+"""Our ids, and those of responses, which are in quotes or have a prefix."""
+_list = re.compile(r"…(?:, …)+(?: and … more)?")
+_again = re.compile(r"(?<=[:;] )([^;]{1,400}?)(?:; \1)+(?=[;.]|$)")
 _counted = re.compile(r"(?:(?<=^)|(?<=[:,] ))(?:at least )?(?:\d+ of )?\d+ (?=[a-z])")
 """How many a sentence, or a part of it, is about."""
 _some = re.compile(r"\b\d+ of (?:the )?\d+ (?=[a-z])")

@@ -8,6 +8,7 @@ import itertools
 import os
 import textwrap
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
@@ -26,7 +27,7 @@ from otel_rollout.export import (
     rows_of,
 )
 from otel_rollout.lines import SpilledLines, check_folder
-from otel_rollout.terminal import note, number_of
+from otel_rollout.terminal import for_commands, note, number_of
 from otel_rollout.view import (
     ERRORS_SHOWN,
     Choice,
@@ -64,9 +65,10 @@ def export(options: argparse.Namespace) -> int:
         raise
     finally:
         file.close()
-    status = _note_tally(file.tally, options.output)
-    if not file.tally.trajectories and sources.foreign and not options.infer_rollouts:
-        note("  spans of other instrumentations alone: try --infer-rollouts")
+    names = [option.name for option in all_options(type(maker.exporter))]
+    status = _note_tally(file.tally, options.output, names)
+    if not file.tally.trajectories:
+        sources.note_foreign(are_read=options.infer_rollouts)
     note_never_ended(sources.started)
     return status
 
@@ -190,7 +192,7 @@ def _about(entry: EntryPoint) -> str:
     return first + textwrap.indent("".join(f"\n{line}" for line in below), "    ")
 
 
-def _note_tally(tally: Tally, output: str) -> int:
+def _note_tally(tally: Tally, output: str, names: Sequence[str]) -> int:
     """Print what came of the export; the exit status."""
     note(
         f"{number_of(tally.groups, 'group')}, {number_of(tally.trajectories, 'trajectory')} -> "
@@ -200,20 +202,26 @@ def _note_tally(tally: Tally, output: str) -> int:
         note(f"  {tally.failures} failed without a reward")
     if tally.repeated:
         note(f"  {tally.repeated} came again; the last of each counts")
-    _note_reasons("trajectory", "dropped", tally.empty)
-    _note_reasons("completion", "in no row", tally.dropped)
-    _note_reasons("group", "not whole", tally.partial)
-    _note_reasons("trajectory", "refused", tally.refused)
+    for what, verb, reasons in (
+        ("trajectory", "dropped", tally.empty),
+        ("completion", "in no row", tally.dropped),
+        ("group", "not whole", tally.partial),
+        ("trajectory", "refused", tally.refused),
+    ):
+        if reasons:
+            note(f"  {number_of(sum(reasons.values()), what)} {verb}:")
+            _note_reasons(reasons, tally.examples, names)
     for line in LeftOut(tally.left_out).lines():
         note(f"  {line}")
     return max(note_unreadable(tally.unreadable), int(not tally.rows))
 
 
-def _note_reasons(what: str, verb: str, reasons: Counter[str]) -> None:
-    if not reasons:
-        return
-    note(f"  {number_of(sum(reasons.values()), what)} {verb}:")
+def _note_reasons(reasons: Counter[str], examples: Mapping[str, str], names: Sequence[str]) -> None:
+    """Print each cause once: how many have it, one of them, and what to do about it."""
     for reason, count in reasons.most_common(_REASONS_SHOWN):
-        note(f"  {count:>6} x {reason}")
+        text, *advice = for_commands(reason, names).split("\n")
+        note(f"  {count:>6} x {text} (such as {examples.get(reason, 'one of an earlier run')})")
+        for line in advice:
+            note(f"           {line}")
     if len(reasons) > _REASONS_SHOWN:
         note(f"         and {len(reasons) - _REASONS_SHOWN} other reasons")

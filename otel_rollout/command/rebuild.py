@@ -18,7 +18,7 @@ from typing import BinaryIO
 from otel_rollout.export import reconstruct_by_rollout
 from otel_rollout.kafka import Rebuilder
 from otel_rollout.lines import check_folder
-from otel_rollout.terminal import note, number_of, without_ids
+from otel_rollout.terminal import for_commands, note, number_of, without_ids_and_numbers
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended, note_unreadable
 
@@ -43,7 +43,8 @@ def rebuild(options: argparse.Namespace) -> int:
     note_never_ended(sources.started)
     if choice.where is not None and not rebuilt.statuses:
         note(choice.nothing())
-    return max(note_unreadable(sources.errors), int(not sources.spans))
+    foreign = 0 if rebuilt.statuses else sources.note_foreign(are_read=options.infer_rollouts)
+    return max(note_unreadable(sources.errors), int(not sources.spans), foreign)
 
 
 def _from_kafka(options: argparse.Namespace) -> int:
@@ -88,7 +89,7 @@ class _Rebuilt:
         self.statuses[trajectory.status] += 1
         warnings = trajectory.warnings
         self.warned += bool(warnings)
-        self.warnings.update({without_ids(warning) for warning in warnings})
+        self.warnings.update({without_ids_and_numbers(warning) for warning in warnings})
         return trajectory
 
 
@@ -102,12 +103,10 @@ def _note_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespa
     if total:
         by_status = rebuilt.statuses.most_common()
         note("  " + ", ".join(f"{count} {status}" for status, count in by_status))
-    elif sources.foreign and not options.infer_rollouts:
-        note("  spans of other instrumentations alone: try --infer-rollouts")
     if rebuilt.warned:
         note(f"  {rebuilt.warned} with warnings:")
     for warning, count in rebuilt.warnings.most_common():
-        note(f"  {count:>6} x {warning}")
+        note(f"  {count:>6} x {for_commands(warning, ())}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
-from otel_rollout.compressed import BUFFER, UNPACKING_ERRORS, begun, content_of
+from otel_rollout.compressed import BUFFER, UNPACKING_ERRORS, UTF_16, begun, content_of, is_utf_16
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.started import started_beside
 from otel_rollout.first_use import loaded_on_first_call
@@ -186,6 +186,8 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[bytes | None]:
     SpanFormatError for another layout than one line each, and where its content is damaged.
     """
     head, _, whole = begun_file(file, name)
+    if is_utf_16(head):
+        raise SpanFormatError(UTF_16)
     layout = layout_of(head)
     if (way := _UNREAD.get(layout or "")) is not None:
         raise SpanFormatError(f"its trajectories must be on one line each, as {way} writes them")
@@ -216,6 +218,9 @@ def trajectory_or_error(
 
 class UnfinishedLineError(SpanFormatError):
     """The last line of a file, which may be whole soon."""
+
+    is_all = False
+    """True if it is the first line too: there is nothing in the file."""
 
 
 def parsed_lines(
@@ -263,7 +268,9 @@ def parsed_lines(
     if goes_on:
         _warn_of(half, warn)
     elif half is not None:
-        last(UnfinishedLineError(f"{half}, the last one, is not whole and was left out"))
+        error = UnfinishedLineError(f"{half}, the last one, is not whole and was left out")
+        error.is_all = half == f"{name}, line 1"
+        last(error)
 
 
 def _warn_of(half: str | None, warn: OnError) -> None:

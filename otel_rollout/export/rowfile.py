@@ -27,7 +27,7 @@ from otel_rollout.export.left_out import Facts, LeftOut, PolicyLag
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.rows import EachRow
 from otel_rollout.export.store import Store
-from otel_rollout.export.whole_groups import groups_not_whole
+from otel_rollout.export.whole_groups import PARTIAL_GROUPS, groups_not_whole
 from otel_rollout.lines import NO_LINKS, SpilledLines, lock, no_links, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
@@ -35,6 +35,7 @@ from otel_rollout.trajectory import (
     Dropped,
     Trajectory,
     TrajectoryGroup,
+    advice_about,
 )
 from otel_rollout.wire import Json, dumps, finite, loads
 
@@ -242,11 +243,21 @@ class Tally:
     """Groups that are not whole, each with what it lacks."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What is kept and what is left out, as `LeftOut` counts it."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The id of one for each reason; a reason has what to do about it on a line of its own."""
 
     def add(self, other: Tally) -> None:
         """Add the counts of the other."""
+        self.examples = {**other.examples, **self.examples}
         for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+            if name != "examples":
+                setattr(self, name, getattr(self, name) + value)
+
+    def count(self, reasons: Counter[str], text: str, id_: str, advice: str = "") -> None:
+        """Count a reason, without what differs between equal ones."""
+        reason = "\n".join(filter(None, (without_ids_and_numbers(text), advice)))
+        reasons[reason] += 1
+        self.examples.setdefault(reason, id_)
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON without the counts that are zero."""
@@ -282,7 +293,9 @@ def rows_of(
     members = _members(items, tally)
     tally.groups += 1
     tally.trajectories += len(members)
-    tally.partial.update(map(str, groups_not_whole(members.values())))
+    for lacks in groups_not_whole(members.values()):
+        text = str(lacks).replace(repr(lacks.group_id), "…")
+        tally.count(tally.partial, text, lacks.group_id, PARTIAL_GROUPS)
     facts = {id_: _facts_of(member) for id_, member in members.items()}
     left = {id_: why for id_, each in facts.items() if lag and each and (why := lag.reason(each))}
     group = TrajectoryGroup.of(member for member in members.values() if member.id not in left)
@@ -319,12 +332,13 @@ def _add_carried(
             made.add(TrajectoryGroup.of(kept, id=group.id))
     except ExportError as other:
         refused = {**dict.fromkeys(members, other), **refused}
-    for text in dict.fromkeys(map(str, refused.values())):
-        report(text)
+    for each in {str(each): each for each in refused.values()}.values():
+        if not isinstance(each, ExportError):  # those are counted by reason
+            report(str(each))
     for id_, each in refused.items():
         left[id_] = "refused by the format"
         if isinstance(each, ExportError):
-            made.tally.refused[without_ids_and_numbers(str(each))] += 1
+            made.tally.count(made.tally.refused, str(each), id_)
         else:
             made.tally.unreadable += 1
 
@@ -372,12 +386,17 @@ class _Made:
             drops: Iterable[Dropped] = made.left.dropped
         else:
             drops = dropped_of(group) if callable(dropped_of) else ()
+        members = (*group, *group.failures, *group.children)
+        by_span = {each.span_id: t.id for t in members for each in t.completions}
         for drop in drops:
             if (completion := drop.completion) is not None:
                 self._dropped.add((completion.span_id, completion.choice_index))
-                self.tally.dropped[without_ids_and_numbers(drop.reason)] += 1
-        empty = (member.why_empty for member in group)  # failures are counted as such
-        self.tally.empty.update(without_ids_and_numbers(why) for why in empty if why is not None)
+                id_ = by_span.get(completion.span_id, "")
+                self.tally.count(self.tally.dropped, drop.reason, id_, advice_about(drop))
+        empty = ((member.id, member.why_empty) for member in group)  # failures are counted as such
+        for id_, why in empty:
+            if why is not None:
+                self.tally.count(self.tally.empty, why, id_)
         self.tally.rows += count
         self._failed |= {each.id for each in group.failures} - kept
 

@@ -17,7 +17,7 @@ from otel_rollout.export.row_contract import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
 from otel_rollout.export.whole_groups import PARTIAL_GROUPS, check_whole, groups_not_whole
 from otel_rollout.looking import ShownInNotebooks
-from otel_rollout.terminal import without_ids_and_numbers
+from otel_rollout.terminal import did_you_mean, without_ids_and_numbers
 from otel_rollout.trajectory import (
     Completion,
     Drift,
@@ -174,6 +174,13 @@ def _token_rows(
     options: Mapping[str, Any],
 ) -> EachRow:
     check_choice("to_token_rows(credit=...)", credit, Credit)
+    functions: tuple[Any, ...] = (to_token_rows, Trajectory.token_sequences)
+    known = {name for each in functions for name in each.__kwdefaults__}
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(
+                f"to_token_rows: there is no option {name!r}{did_you_mean(name, known)}"
+            )
     items = checked_items(trajectories, "to_token_rows")
     groups = [item for item in items if isinstance(item, TrajectoryGroup)]
     if include_children and not groups:

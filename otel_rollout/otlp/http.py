@@ -46,6 +46,11 @@ def get_json(
             raise SpanFormatError(
                 f"{backend} at {url} answered {error.code}: {error.read(200)!r}"
             ) from None
+    except urllib.error.URLError as error:
+        raise OSError(
+            f"{backend} at {url} does not answer ({error.reason}): check the address, and that it "
+            f"runs there"
+        ) from None
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

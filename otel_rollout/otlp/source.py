@@ -12,7 +12,15 @@ from itertools import chain
 from typing import Any, BinaryIO, cast
 
 from otel_rollout import lines
-from otel_rollout.compressed import GZIP, UNPACKING_ERRORS, Unpacked, head_of, joined
+from otel_rollout.compressed import (
+    GZIP,
+    UNPACKING_ERRORS,
+    UTF_16,
+    Unpacked,
+    head_of,
+    is_utf_16,
+    joined,
+)
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, bounded_lines, whole_objects
 from otel_rollout.otlp.clickhouse import read_clickhouse
@@ -130,6 +138,9 @@ class _Reader:
         head, whole = head_of(file, self._name, _HEAD)
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
+        if is_utf_16(head):
+            self._fail("", UTF_16)
+            return
         if head.startswith(b"\0"):
             head = self._after_zeros(whole.read(_HEAD), whole)
             whole = joined(head, whole, self._name)
@@ -248,13 +259,24 @@ class _Reader:
         try:
             if length > lines.LONGEST:
                 raise ValueError(_too_long("its object"))
-            data = _loads(line + b"".join(each or b"" for _, each in rest))
+            data = _values(line + b"".join(each or b"" for _, each in rest))
         except (ValueError, RecursionError) as error:
             self._fail(where, f"not JSON ({error}); {_EXPECTED}")
             yield from self._lines(chain(rest, numbered), may_be_long=False)
         else:
             rest.clear()
             yield from self._all_of(where, documents.spans, data)
+
+
+def _values(text: bytes) -> Any:
+    """The JSON value of a text; a list of several that follow each other, as of `jq .`."""
+    values, place, whole = list[Any](), 0, text.decode("utf-8-sig").strip()
+    while place < len(whole):
+        while whole[place].isspace():
+            place += 1
+        value, place = json.JSONDecoder().raw_decode(whole, place)
+        values.append(value)
+    return values[0] if len(values) == 1 else values
 
 
 def _loads(text: bytes) -> Any:
@@ -356,6 +378,11 @@ def _check_known(members: Iterable[str]) -> None:
         raise SpanFormatError(
             "this looks like Jaeger's older API, which cuts times to microseconds: get "
             "/api/v3/traces/<trace id>?rawTraces=true"
+        )
+    if {"context", "parent_id", "kind"} <= {*members}:
+        raise SpanFormatError(
+            "this is what ConsoleSpanExporter prints, which is for people: write spans with "
+            "configure(span_exporters=[otel_rollout.otlp.JsonLinesSpanExporter(PATH)])"
         )
     if {"schema_version", "exchanges"} <= {*members}:
         raise SpanFormatError(

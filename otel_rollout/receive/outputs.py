@@ -187,6 +187,9 @@ def _rows_of(
     tally, made = Tally(), list[bytes]()
     for members in groups.values():
         made += rows_of(members, exporter, tally, problems.append, strict=False)
-    for reasons in (tally.empty, tally.dropped):
-        problems += (f"{count} x no row: {reason}" for reason, count in reasons.items())
+    for reasons in (tally.empty, tally.dropped, tally.refused):
+        problems += (
+            f"{count} x no row: {reason.replace(chr(10), '. ')}"
+            for reason, count in reasons.items()
+        )
     return Rebuilt([(key_of_row(row.strip()), row.strip()) for row in made], problems)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from otel_rollout.trajectory.gate import Cause
-from otel_rollout.trajectory.sentences import CONTRADICTED, DAMAGED, UNKNOWN, Kind, sentence_of
+from otel_rollout.trajectory.sentences import (
+    CONTRADICTED,
+    DAMAGED,
+    NOT_ASKED,
+    UNKNOWN,
+    Kind,
+    sentence_of,
+)
 from otel_rollout.trajectory.tokens import Dropped
 
 
@@ -15,7 +22,6 @@ def advice_about(drop: Dropped) -> str:
     return "" if sentence is UNKNOWN else sentence.advice
 
 
-_IDS = "Ask the server for them: otel_rollout.request_token_ids(), or configure() with it."
 DROPS: dict[Cause, tuple[Kind, str]] = {
     "no_calls": ("incomplete", "See the warnings: they say which calls are missing."),
     "rollout_failed": (
@@ -57,7 +63,7 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
         "placeholders.",
     ),
     "nothing_sampled": ("dropped", "Nothing has to be done: there is no token to train on."),
-    "no_token_ids": ("inexact", _IDS),
+    "no_token_ids": ("inexact", NOT_ASKED.advice),
     "no_token_ids_there": (
         "inexact",
         "Ask the model through an API that gives token ids, such as /v1/chat/completions of vLLM "
@@ -68,7 +74,7 @@ DROPS: dict[Cause, tuple[Kind, str]] = {
         "The server put a placeholder or another number there: see the reply, and update the "
         "server. max_token_id is the last id of the vocabulary.",
     ),
-    "uncounted": ("inexact", _IDS),
+    "uncounted": ("inexact", NOT_ASKED.advice),
     "choices": (
         "inexact",
         "The server, or a proxy before it, numbers choices wrongly: ask for one choice a call.",

@@ -130,7 +130,7 @@ def exact_ids(completion: Completion, largest: int = LARGEST_ID) -> TokenPath | 
         return NotExact(
             "uncounted",
             "its stream has no count of its tokens, and a parser of tool calls or reasoning may "
-            "have lost some (ask for it: otel_rollout.request_token_ids(), or "
+            "have lost some (ask for it: `with otel_rollout.request_token_ids():`, or "
             "stream_options={'include_usage': True}; and read the stream to its end)",
         )
     return extend_tokens(prompt, reply.ids)
@@ -193,7 +193,10 @@ def _why_no_ids(completion: Completion) -> NotExact:
         return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")
     if completion.ids_are_withheld:
         return NotExact("no_token_ids", sentences.NOT_ASKED())
-    why = "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
+    if completion.exchange.params.get("include_reasoning") is False:
+        why = "the server sent no token ids: its request has include_reasoning=false, which keeps "
+        return NotExact("disagreement", f"{why}what was sampled as reasoning out of the reply")
+    why = "the server sent no token ids (ask for them: `with otel_rollout.request_token_ids():`)"
     return NotExact("no_token_ids", why)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev, stdev
 from typing import Literal
 
-from otel_rollout.errors import SpanFormatError
+from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import group_key
 from otel_rollout.terminal import number_of
@@ -100,6 +100,11 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
         inside another of them is a child of that one's group instead.
         """
         trajectories = list(trajectories)
+        for each in trajectories:
+            if not isinstance(each, Trajectory):
+                raise ConfigurationError(
+                    f"TrajectoryGroup.by_id: expected trajectories, got {each!r:.80}"
+                )
         known = {trajectory.id: trajectory for trajectory in trajectories} if children else {}
         groups: dict[str, list[Trajectory]] = {}
         inside: dict[str, list[Trajectory]] = {}

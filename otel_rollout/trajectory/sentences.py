@@ -104,7 +104,7 @@ NO_SPAN = Sentence(
 MISSING = Sentence(
     "{missing} of {began} model calls are missing: their spans did not come",
     "incomplete",
-    f"{_ALL_SPANS}. Otherwise leave the trajectory out (require_all_calls).",
+    f"{_ALL_SPANS}. Otherwise leave the trajectory out (require_all_calls=True).",
 )
 MISSING_CONTENT = Sentence(
     "{missing} of {began} model calls are missing: content was kept off its spans "
@@ -357,7 +357,8 @@ NOT_ASKED = Sentence(
     "the server sends token ids to those who ask for them, and was not asked: "
     "otel_rollout.configure(request_token_ids=True)",
     "inexact",
-    "Put request_token_ids=True into configure(), or `with request_token_ids():` around the calls.",
+    "Ask the server for them: configure(request_token_ids=True), or `with "
+    "otel_rollout.request_token_ids():` around the calls.",
 )
 FIELDS_REFUSED = Sentence(
     "{count} replies have no token ids: the server refused the fields that ask for them ({fields})",

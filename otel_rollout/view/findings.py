@@ -47,7 +47,7 @@ class Finding:
         """The text for a sum, without ids and counts; what an error says keeps its numbers."""
         if self.kind == "failed":
             return without_ids(self.text)
-        if self.kind == "duplicate":
+        if self.kind == "duplicate" and " have the id " in self.text:
             return "responses of several calls have one id: get_history(id) gives the last of them"
         return without_ids_and_numbers(self.text)
 
@@ -143,7 +143,8 @@ def _of_logprobs(rows: TokenSequences) -> Iterator[Finding]:
         yield Finding(
             "inexact",
             f"{unknown} of {len(completions)} replies that train have no log-probabilities",
-            "Ask for them (otel_rollout.request_token_ids()), or have the trainer compute them.",
+            "Ask for them (`with otel_rollout.request_token_ids():`), or have the trainer compute "
+            "them.",
         )
     constrained = sum(c.logprobs_mode == "constrained" for c in completions)
     if constrained:

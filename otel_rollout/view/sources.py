@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -34,7 +35,7 @@ from otel_rollout.export import (
     reconstruct_by_rollout,
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
-from otel_rollout.rebuild import documents
+from otel_rollout.rebuild import dialects, documents
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import note, number_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
@@ -78,6 +79,9 @@ class Sources:
         """Spans that were read."""
         self.foreign = 0
         """Spans among them that other libraries wrote."""
+        self._scopes = Counter[str]()
+        """Those by what wrote them, up to the first that is a model call of a dialect."""
+        self._is_in_dialect = False
         self.errors = 0
         """Places that could not be read."""
         self.started = StartedRecords()
@@ -266,6 +270,9 @@ class Sources:
                 self.foreign += not is_ours
                 if is_ours:
                     self.started.see(record)
+                elif not self._is_in_dialect:
+                    self._scopes[record.scope] += 1
+                    self._is_in_dialect = dialects.dialect_of(record) is not None
                 yield record
 
     @contextmanager
@@ -278,11 +285,28 @@ class Sources:
                 raise
             self.report(SpanFormatError(f"{source}: {error}"))
 
+    def note_foreign(self, *, are_read: bool) -> int:
+        """Print why spans of other libraries alone gave no trajectory; the exit status.
+
+        are_read: True if rollouts are inferred from them.
+        """
+        if not self.spans or self.foreign < self.spans:
+            return 0
+        if self._is_in_dialect:
+            if not are_read:
+                note("  spans of other instrumentations alone: try --infer-rollouts")
+            return 0
+        most = self._scopes.most_common(3)
+        scopes = ", ".join(f"{number_of(count, 'span')} of {scope!r}" for scope, count in most)
+        note(f"  none is a model call in a dialect that is read ({scopes}): see docs/dialects.md")
+        return 1
+
     def report(self, error: SpanFormatError) -> None:
         """Report a place that cannot be read; reading goes on."""
         if isinstance(error, UnfinishedLineError):  # it may be whole soon
             if self._on_error is None:
                 note_above(f"{error}: its writer is still writing it, or was stopped")
+                self.errors += error.is_all
             return
         self.errors += 1
         if self._on_error is not None:

@@ -112,7 +112,7 @@ def test_what_is_missing_is_in_the_summary(recorded: Recording, tmp_path: Path, 
     assert main(["rebuild", source, "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().err.splitlines()[2:] == [
         "  3 with warnings:",
-        "       2 x 1 of 1 model calls are missing: their spans did not come",
+        "       2 x model calls are missing: their spans did not come",
         "       1 x it made no model call that was captured before it ended as 'error'",
     ]
 

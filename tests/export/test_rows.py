@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import OrderedDict
 from datetime import date
 from pathlib import Path
@@ -463,7 +464,7 @@ async def test_the_exporter_that_is_always_there(
     assert isinstance(exporter, RowExporter)
     group = await play(clients, [1.0])
     rows = list(exporter.rows(group))
-    with pytest.warns(EmptyRowsWarning, match="2 x beyond N tokens"):
+    with pytest.warns(EmptyRowsWarning, match="2 x beyond … tokens"):
         assert rows == to_token_rows(group, credit="split", max_length=4)
     lines = tmp_path / "rows.part"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -557,3 +558,19 @@ def test_portable_json_has_no_nan(value: Any):
     """Null stands for each NaN and infinity, in long lists of numbers too; all else is kept."""
     expected = json.loads(json.dumps(value), parse_constant=lambda _: None)
     assert repr(portable(value)) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("max_len", "; did you mean 'max_length'?"), ("zzz", "")]
+)
+def test_an_option_that_is_none(wrong: str, hint: str):
+    """An option that neither the rows nor token sequences have is named, with the closest one."""
+    options: Any = {wrong: 3}
+    with pytest.raises(ConfigurationError, match=re.escape(f"no option {wrong!r}{hint}") + "$"):
+        to_token_rows([], **options)
+
+
+def test_groups_of_what_are_no_trajectories():
+    """`by_id` names what is no trajectory."""
+    with pytest.raises(ConfigurationError, match="by_id: expected trajectories, got 'a'"):
+        TrajectoryGroup.by_id(["a"])  # type: ignore[list-item]

@@ -66,7 +66,7 @@ def test_what_fails_is_said_with_what_to_do(
     assert lines[1].strip().startswith("Ask the server for them")
     assert lines[2].strip() == bad.id
     assert lines[3] == "     1 x reward: it has no reward"
-    assert lines[-1] == "2 trajectories, 1 fail: 1 exact, 1 tokens, 1 reward"
+    assert lines[-1] == "2 trajectories, 1 fail: exact 1, tokens 1, reward 1"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_cause_is_printed_once_for_all_that_have_it(
     causes = [line.split(":")[0] for line in lines if " x " in line]
     assert causes == ["     5 x reward", "     5 x exact, tokens"]
     assert sum("poor-0, poor-1, poor-2 and 2 more" in line for line in lines) == 2
-    assert lines[-1] == "6 trajectories, 5 fail: 5 reward, 5 exact, 5 tokens"
+    assert lines[-1] == "6 trajectories, 5 fail: reward 5, exact 5, tokens 5"
 
 
 def test_a_call_that_is_missing_fails_two_requirements_by_one_cause(
@@ -129,7 +129,7 @@ def test_a_call_that_is_missing_fails_two_requirements_by_one_cause(
     assert main(["check", str(path)]) == 1
     out = capsys.readouterr().out
     assert out.startswith("     1 x complete, tokens: 1 ")
-    assert out.endswith("1 trajectory, 1 fail: 1 complete, 1 tokens\n")
+    assert out.endswith("1 trajectory, 1 fail: complete 1, tokens 1\n")
 
 
 @pytest.mark.parametrize(

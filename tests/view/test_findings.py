@@ -268,14 +268,14 @@ def test_a_warning_of_a_missing_call_is_incomplete_whatever_its_words():
         ("duplicate", "2 responses have the id 'r'", "responses of several calls have one id", 0),
         ("uncertain", "4 replies, 3 histories: the client", "replies, histories: the client", 0),
         ("failed", "its call ended as 'error': asked 40112 tokens", "asked 40112 tokens", 0),
-        ("dropped", "beyond 4096 tokens of its row", "beyond N tokens of its row", 0),
+        ("dropped", "beyond 4096 tokens of its row", "beyond … tokens of its row", 0),
     ],
 )
 def test_the_sentence_for_a_sum_has_no_counts(kind: Any, text: str, plain: str, replies: int):
     """What is counted is left out; what an error says keeps its numbers."""
     finding = Finding(kind, text, "Do.")
     assert plain in finding.plain
-    assert " N of " not in finding.plain
+    assert " … of " not in finding.plain
     assert finding.replies == replies
 
 

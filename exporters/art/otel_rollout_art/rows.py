@@ -147,7 +147,7 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
         raise ExportError(
             f"completion {completion.id!r}: ART trains tokens whose log-probability is known, got "
             f"{sum(map(math.isnan, logprobs))} of {len(ids)} unknown; ask the server for them "
-            f"(otel_rollout.request_token_ids())"
+            f"(`with otel_rollout.request_token_ids():`)"
         )
     entries: list[dict[str, Json]] = [{} for _ in ids]
     wire = completion.choice.get("logprobs")

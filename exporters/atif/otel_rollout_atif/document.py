@@ -108,7 +108,8 @@ def _detail(trajectory: Trajectory, history: History) -> dict[str, Any]:
             raise ExportError(
                 f"completion {completion.id!r} of trajectory {trajectory.id!r} has no token ids of "
                 f"its {'prompt' if asked is None else 'reply'}, which RolloutDetail needs; ask the "
-                f"server for them (otel_rollout.request_token_ids()), or leave rollout_details out"
+                f"server for them (`with otel_rollout.request_token_ids():`), or leave "
+                f"rollout_details out"
             )
         prompts.append(asked)
         ids.append(sampled)

@@ -130,7 +130,7 @@ def _step(
         raise ExportError(
             f"completion {completion.id!r}: rLLM needs the log-probability of every sampled token, "
             f"got {unknown} of {len(ids)} unknown; ask the server for them "
-            f"(otel_rollout.request_token_ids())"
+            f"(`with otel_rollout.request_token_ids():`)"
         )
     message: dict[str, Any] = completion.message or {}
     content = message.get("content")

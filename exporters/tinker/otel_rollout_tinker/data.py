@@ -224,8 +224,8 @@ def trained_rows(
                 raise ExportError(
                     f"completion {completion.id!r} of trajectory {trajectory.id!r}: the server "
                     f"did not send the log-probability of each token; ask for them "
-                    f"(otel_rollout.request_token_ids()), or unknown_logprobs='mask' does not "
-                    f"train it"
+                    f"(`with otel_rollout.request_token_ids():`), or "
+                    f"unknown_logprobs='mask' does not train it"
                 )
         if actions:
             rows.append((row, actions))

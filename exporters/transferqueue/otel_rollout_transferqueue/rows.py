@@ -171,7 +171,7 @@ def _logprobs(trajectory: Trajectory, row: TokenSequence) -> list[float]:
     if not math.isfinite(math.hypot(*values)):
         raise ExportError(
             f"trajectory {trajectory.id!r}: the server did not send the log-probability of each "
-            f"token; ask for them (otel_rollout.request_token_ids())"
+            f"token; ask for them (`with otel_rollout.request_token_ids():`)"
         )
     return values.tolist()
 

@@ -136,6 +136,6 @@ def _known(completion: Completion, logprobs: list[float]) -> list[float]:
         raise ExportError(
             f"completion {completion.id!r}: verifiers reads a log-probability that is not known as "
             f"0, got {unknown} of {len(logprobs)} unknown; ask the server for them "
-            f"(otel_rollout.request_token_ids())"
+            f"(`with otel_rollout.request_token_ids():`)"
         )
     return logprobs

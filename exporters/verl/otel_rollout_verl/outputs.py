@@ -111,7 +111,8 @@ def _logprobs(trajectory: Trajectory, row: TokenSequence, end: int) -> list[floa
             raise ExportError(
                 f"completion {completion_id!r} of trajectory {trajectory.id!r}: the server did "
                 f"not send the log-probability of each token; ask for them "
-                f"(otel_rollout.request_token_ids()), or logprobs=False lets verl compute them"
+                f"(`with otel_rollout.request_token_ids():`), or logprobs=False lets "
+                f"verl compute them"
             )
     return values[row.prompt_length : end].tolist()
 

@@ -10,6 +10,7 @@ from otel_rollout.rebuild.dialects.call import objects as objects
 from otel_rollout.rebuild.dialects.call import structure as structure
 from otel_rollout.rebuild.dialects.call import usage as usage
 from otel_rollout.rebuild.dialects.call import without_none as without_none
+from otel_rollout.rebuild.dialects.reader import dialect_of as dialect_of
 from otel_rollout.rebuild.dialects.reader import error_of as error_of
 from otel_rollout.rebuild.dialects.reader import exchange_of as exchange_of
 from otel_rollout.rebuild.dialects.reader import read_trace as read_trace

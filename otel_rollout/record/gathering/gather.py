@@ -90,6 +90,15 @@ async def _gather_one(
     raise_errors: bool,
     nested: list[Trajectory] | None = None,
 ) -> Trajectory:
+    if (
+        inspect.iscoroutine(runnable)
+        and inspect.getcoroutinestate(runnable) != inspect.CORO_CREATED
+    ):
+        raise NotARolloutError(
+            f"gather_trajectory: the coroutine of {runnable.__qualname__!r} was given several "
+            f"times, or awaited before: call the function anew for each rollout, such as "
+            f"[{_name_of(runnable)}(...) for _ in range(4)]"
+        )
     try:
         _require_rollout(runnable)
         if not hasattr(rollout_tracer(), "sampler"):

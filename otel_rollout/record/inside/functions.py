@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextvars import Token
+from typing import Literal
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -11,7 +14,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NoActiveRolloutError
 from otel_rollout.record.attributes import place
-from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, attached
+from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, attached, detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.late_rewards import record_late_reward
 from otel_rollout.record.other_spans import is_model_call
@@ -126,8 +129,7 @@ def no_capture() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
+def request_token_ids(enabled: bool = True, **fields: Json) -> AbstractContextManager[None]:
     """Ask the server for token ids and log-probabilities with the calls of rollouts made inside.
 
     It adds fields that vLLM and servers like it take (`return_token_ids`, `logprobs`) to requests
@@ -142,8 +144,38 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
         also where `configure` or an outer block asks for token ids.
     fields: further request fields, JSON values, such as `return_meta_info=True`.
     """
-    with attached(otel_context.set_value(TOKEN_FIELDS, dict(fields) if enabled else False)):
-        yield
+    return _Asking(dict(fields) if enabled else False)
+
+
+class _Asking(ContextDecorator):
+    """What `request_token_ids` returns; a warning where it is dropped and no call was in it."""
+
+    def __init__(self, fields: dict[str, Json] | Literal[False]) -> None:
+        self._fields = fields
+        self._is_used = False
+        self._tokens = list[Token[otel_context.Context]]()
+
+    def _recreate_cm(self) -> _Asking:
+        self._is_used = True
+        return _Asking(self._fields)
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        context = otel_context.set_value(TOKEN_FIELDS, self._fields)
+        self._tokens.append(otel_context.attach(context))
+
+    def __exit__(self, *error: object) -> None:
+        detach(self._tokens.pop())
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn(
+                "request_token_ids() was called without `with`, and asks for nothing: write `with "
+                "otel_rollout.request_token_ids():` around the calls, or "
+                "configure(request_token_ids=True)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def is_inside_llm_span() -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from otel_rollout.export import TokenRows, all_options
+from otel_rollout.terminal import for_commands
 from otel_rollout.view.findings import Finding
 
 NOTHING_TRAINS = "no token of it trains"
@@ -24,7 +26,8 @@ _KEPT = 1000
 @dataclass(slots=True)
 class _Cause:
     text: str
-    """The text of its first finding."""
+    """The text of its first finding; of several trajectories without ids and numbers."""
+    plain: str
     advice: str
     requirements: set[str] = field(default_factory=set)
     trajectories: int = 0
@@ -42,7 +45,7 @@ class Causes:
         found = dict[str, _Cause]()
         for one, name in failing:
             cause = self._cause(_own_finding(one, failing))
-            found[cause.text] = cause
+            found[cause.plain] = cause
             cause.requirements.add(name)
         for cause in found.values():
             cause.trajectories += 1
@@ -53,8 +56,8 @@ class Causes:
         key = finding.plain
         if key not in self._causes and len(self._causes) >= _KEPT:
             key = finding.advice
-        text = " ".join(finding.text.split())
-        return self._causes.setdefault(key, _Cause(text, finding.advice))
+        text, plain = (" ".join(each.split()) for each in (finding.text, finding.plain))
+        return self._causes.setdefault(key, _Cause(text, plain, finding.advice))
 
     def lines(self, required: Sequence[str]) -> Iterator[str]:
         """For people: in the order of the requirements, of one requirement the most frequent first.
@@ -66,11 +69,13 @@ class Causes:
             self._causes.values(),
             key=lambda each: (min(map(place.__getitem__, each.requirements)), -each.trajectories),
         )
+        options = [option.name for option in all_options(TokenRows)]
         for each in causes[:_SHOWN]:
             names = ", ".join(sorted(each.requirements, key=place.__getitem__))
             more = each.trajectories - len(each.ids)
-            yield f"{each.trajectories:>6} x {names}: {each.text}"
-            yield f"         {each.advice}"
+            text = each.text if each.trajectories == 1 else each.plain
+            yield f"{each.trajectories:>6} x {names}: {for_commands(text, options)}"
+            yield f"         {for_commands(each.advice, options)}"
             yield f"         {', '.join(each.ids)}{f' and {more} more' if more else ''}"
         if len(causes) > _SHOWN:
             yield f"and {len(causes) - _SHOWN} more causes (--json has all)"

@@ -219,7 +219,7 @@ class _Report:
             yield f"{count}: {', '.join(self.required)}"
         elif self.failed or missing:
             failing = [name for name in self.required if self.failing[name]]
-            by = ", ".join(f"{self.failing[name]} {name}" for name in failing)
+            by = ", ".join(f"{name} {self.failing[name]}" for name in failing)
             fail = f", {self.failed} fail: {by}" if self.failed else ""
             yield "; ".join([f"{count}{fail}", *missing])
 

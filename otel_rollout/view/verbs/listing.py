@@ -54,7 +54,9 @@ def list_trajectories(options: argparse.Namespace) -> int:
         if not totals.scores.count:
             note(choice.nothing())
     note_never_ended(sources.started)
-    return note_unreadable(sources.errors)
+    is_none = not totals.scores.count and choice.where is None
+    foreign = sources.note_foreign(are_read=options.infer_rollouts) if is_none else 0
+    return max(note_unreadable(sources.errors), foreign)
 
 
 def _overviews(
