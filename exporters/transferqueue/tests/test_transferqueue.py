@@ -184,7 +184,7 @@ async def test_what_token_ids_cannot_say(recording: Recording, clients: Clients)
         await client.chat.completions.create(model="m", messages=messages)
 
     group = TrajectoryGroup.of([await play(clients, listen, group_id="g", policy_version=1)])
-    with pytest.raises(ExportError, match="got 0 .*has input_audio, for which its token ids"):
+    with pytest.raises(ExportError, match=r"got 0 .*has input_audio, for which its token ids"):
         to_nemo_rl_rows(group)
     (prompt,) = to_verl_rows(group)
     assert prompt["tag"]["status"] == "failure"
