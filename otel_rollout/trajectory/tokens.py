@@ -364,10 +364,11 @@ def _with_media(completions: Iterable[Completion]) -> Iterator[tuple[Completion,
     """
     named: dict[str, Sequence[str]] = {}
     for completion in completions:
-        media = completion.media or named.get(names_previous(completion) or "", ())
+        previous = names_previous(completion)
+        media = completion.media or (named.get(previous, ()) if previous else ())
         if media:
             of = completion.api.conversation_id(completion.exchange.params)
-            named |= dict.fromkeys((completion.id, of if isinstance(of, str) else ""), media)
+            named |= dict.fromkeys((completion.id, *([of] if isinstance(of, str) else [])), media)
         yield completion, media
 
 
