@@ -174,13 +174,7 @@ def _token_rows(
     options: Mapping[str, Any],
 ) -> EachRow:
     check_choice("to_token_rows(credit=...)", credit, Credit)
-    functions: tuple[Any, ...] = (to_token_rows, Trajectory.token_sequences)
-    known = {name for each in functions for name in each.__kwdefaults__}
-    for name in options:
-        if name not in known:
-            raise ConfigurationError(
-                f"to_token_rows: there is no option {name!r}{did_you_mean(name, known)}"
-            )
+    _check_names(options)
     items = checked_items(trajectories, "to_token_rows")
     groups = [item for item in items if isinstance(item, TrajectoryGroup)]
     if include_children and not groups:
@@ -207,6 +201,16 @@ def _token_rows(
         rows.children += [child for left in children.values() for child in left]
 
     return EachRow(rows, each())
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    functions: tuple[Any, ...] = (to_token_rows, Trajectory.token_sequences)
+    known = {name for each in functions for name in each.__kwdefaults__}
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(
+                f"to_token_rows: there is no option {name!r}{did_you_mean(name, known)}"
+            )
 
 
 def _why_empty(rows: Rows) -> str:

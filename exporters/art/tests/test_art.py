@@ -348,7 +348,7 @@ async def test_groups_with_failures(
     (error,) = made.exceptions
     assert (error.type, error.message) == ("ValueError", "no")
     assert "raise ValueError" in error.traceback
-    assert made.metadata == {"group_id": "g"}
+    assert made.metadata == {"group_id": group.key}
     assert [result.advantage for result in tokenized(tokenizer, made)] == group.advantages()
 
 

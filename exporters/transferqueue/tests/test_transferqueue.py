@@ -112,7 +112,7 @@ async def test_a_group_that_is_not_whole_is_a_failure(recording: Recording, clie
     """One sample failed, or did not come: the prompt says so, and the others are there."""
     group = await play_group(clients, [1.0, None, 0.0])
     *rows, prompt = to_verl_rows(group)
-    assert [row["key"] for row in rows] == ["g_0_0", "g_2_0"]
+    assert [row["key"] for row in rows] == [f"{group.key}_0_0", f"{group.key}_2_0"]
     assert prompt["tag"]["status"] == "failure"
     whole = await play_group(clients, [1.0, 0.0])
     assert to_verl_rows(whole)[-1]["tag"]["status"] == "finished"
@@ -147,7 +147,7 @@ async def test_rows_of_nemo_rl(recording: Recording, clients: Clients):
     """Its columns: a value for each token, or for each row."""
     group = await play_group(clients, [1.0, 0.25])
     (batch,) = through_json(to_nemo_rl_rows(group))
-    assert batch.keys == ["g_g0", "g_g1"]
+    assert batch.keys == [f"{group.key}_g0", f"{group.key}_g1"]
     assert batch.tags == [{"weight_version": 3}] * 2
     assert batch.fields is not None
     found = as_plain(batch.fields)
