@@ -204,13 +204,10 @@ def _token_rows(
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    functions: tuple[Any, ...] = (to_token_rows, Trajectory.token_sequences)
-    known = {name for each in functions for name in each.__kwdefaults__}
-    for name in options:
-        if name not in known:
-            raise ConfigurationError(
-                f"to_token_rows: there is no option {name!r}{did_you_mean(name, known)}"
-            )
+    ours, theirs = to_token_rows.__kwdefaults__, Trajectory.token_sequences.__kwdefaults__
+    known = {*(ours or ()), *(theirs or ())}
+    for name in options.keys() - known:
+        raise ConfigurationError(f"to_token_rows: no option {name!r}{did_you_mean(name, known)}")
 
 
 def _why_empty(rows: Rows) -> str:

@@ -64,7 +64,7 @@ def written(trajectories: Iterable[Trajectory], output: Path, *options: str) -> 
     source = output.with_name("source.jsonl")
     source.unlink(missing_ok=True)
     JsonlTrajectoryExporter(source).export(list(trajectories))
-    arguments = ["export", "--to", "atif", str(source), "-o", str(output)]
+    arguments = ["export", "--to", "atif", str(source), "-o", str(output), "--force"]
     return main([*arguments, *(part for each in options for part in ("--option", each))])
 
 

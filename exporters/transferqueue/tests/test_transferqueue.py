@@ -202,7 +202,15 @@ async def test_the_command_writes_them(recording: Recording, clients: Clients, t
     source, output = str(tmp_path / "t.jsonl"), str(tmp_path / "rows.jsonl")
     JsonlTrajectoryExporter(source).export(group.trajectories)
     for kind, made in (("verl", to_verl_rows(group)), ("nemo_rl", to_nemo_rl_rows(group))):
-        arguments = ["--to", "transferqueue", source, "-o", output, f"--option=format={kind}"]
+        arguments = [
+            "--to",
+            "transferqueue",
+            source,
+            "-o",
+            output,
+            "--force",
+            f"--option=format={kind}",
+        ]
         assert main(["export", *arguments]) == 0
         assert list(map(json.loads, Path(output).read_text().splitlines())) == made
 
