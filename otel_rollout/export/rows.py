@@ -204,8 +204,7 @@ def _token_rows(
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    ours, theirs = to_token_rows.__kwdefaults__, Trajectory.token_sequences.__kwdefaults__
-    known = {*(ours or ()), *(theirs or ())}
+    known = {*(to_token_rows.__kwdefaults__ or ()), *SequenceOptions.__annotations__}
     for name in options.keys() - known:
         raise ConfigurationError(f"to_token_rows: no option {name!r}{did_you_mean(name, known)}")
 
