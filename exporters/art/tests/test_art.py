@@ -154,9 +154,9 @@ async def test_conversations_are_our_rows(
     results = tokenized(tokenizer, group_of(trajectory, mode="conversation"))
     rows = trajectory.token_sequences()
     # What follows the last trained reply is cut by ART; here nothing does.
-    assert [(r.token_ids, r.assistant_mask) for r in results] == [
+    assert sorted((r.token_ids, r.assistant_mask) for r in results) == sorted(
         (row.token_ids, row.loss_mask) for row in rows
-    ]
+    )
 
 
 @served
@@ -219,7 +219,7 @@ async def test_tools_are_rendered_as_they_were_sent(
         main, other = tokenized(tokenizer, group_of(trajectory))
     finally:
         tokenizer.chat_template = own
-    assert json.dumps([tool, tool]) in tokenizer.decode(other.token_ids)
+    assert json.dumps([tool]) in tokenizer.decode(other.token_ids)
     # ART's tokeniser makes the main conversation anew, and with it the order of its tools.
     assert json.dumps(tool) not in tokenizer.decode(main.token_ids)
 
