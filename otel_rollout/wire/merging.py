@@ -92,9 +92,11 @@ class Elements:
         """
         found = next((e for e in reversed(self._all) if key and e.key == key), None)
         number = index_of(index)
-        if found is None and number is not None:
+        if found is not None:
+            return found
+        if number is not None:
             return self._at.get(number)
-        return found or (self._all[-1] if self._all else None)
+        return self._all[-1] if self._all else None
 
     def each(self, pieces: Sequence[Any] | None) -> Iterator[tuple[Element, Any]]:
         """The pieces of a chunk, each with its element: one with a new id or index opens that."""
