@@ -132,13 +132,11 @@ def _call(
 
 FORMAT = Format(
     "mini-swe-agent",
-    frozenset(("info", "messages", "trajectory_format", "instance_id")),
     _recognises,
     _read,
 )
 FORMAT_OF_MESSAGES = Format(
     "chat",
-    frozenset((MESSAGES, "role", "content")),
     lambda data: is_messages(data.get(MESSAGES)),
     _read_messages,
     is_messages,

@@ -165,7 +165,6 @@ def _sampled(parts: Sequence[Members], call: ForeignCall) -> dict[str, Json]:
 
 FORMAT = Format(
     "pydantic-ai",
-    frozenset(("parts", "conversation_id")),
     lambda data: is_history(data.get(HISTORY)),
     _read,
     is_history,

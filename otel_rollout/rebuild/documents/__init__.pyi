@@ -3,6 +3,7 @@ from otel_rollout.rebuild.documents.calls import Format as Format
 from otel_rollout.rebuild.documents.calls import Members as Members
 from otel_rollout.rebuild.documents.calls import chat_reply as chat_reply
 from otel_rollout.rebuild.documents.calls import digest as digest
+from otel_rollout.rebuild.documents.calls import list_of as list_of
 from otel_rollout.rebuild.documents.calls import nanoseconds as nanoseconds
 from otel_rollout.rebuild.documents.calls import sampled as sampled
 from otel_rollout.rebuild.documents.calls import text as text

@@ -30,8 +30,6 @@ class Format:
 
     name: str
     """Its name, in `Completion.exchange.source`."""
-    keys: frozenset[str]
-    """Names of members with one of which a document begins."""
     recognises: Callable[[Members], bool]
     """True if a JSON object is a document of it."""
     read: Callable[[Members], Iterator[Trajectory]]

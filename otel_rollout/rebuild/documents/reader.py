@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.rebuild.documents import atif, token_entries
+from otel_rollout.rebuild.documents import token_entries
 from otel_rollout.rebuild.documents.calls import Format, Members
 from otel_rollout.rebuild.plugins import installed
 from otel_rollout.spans import digest_of
@@ -17,7 +17,8 @@ from otel_rollout.wire import Json
 
 _OF_OTHERS = (
     *("trajectory_format", "info", "messages", "instance_id", "chat_messages", "role", "content"),
-    *("parts", "conversation_id"),
+    *("parts", "conversation_id", "session_id", "trajectory_id", "agent", "steps", "notes"),
+    *("extra", "final_metrics", "continued_trajectory_ref", "subagent_trajectories"),
 )
 """Members with one of which a document of other distributions' formats begins: these are loaded
 for one alone."""
@@ -26,10 +27,10 @@ for one alone."""
 @cache
 def formats() -> tuple[Format, ...]:
     """All formats. Where several would read a document, the first of them does."""
-    return atif.FORMAT, *installed("otel_rollout_source")
+    return installed("otel_rollout_source")
 
 
-_KEYS = "|".join(sorted({*token_entries.KEYS, *atif.FORMAT.keys, *_OF_OTHERS}))
+_KEYS = "|".join(sorted({*token_entries.KEYS, *_OF_OTHERS}))
 # Our own lines begin with a number for `schema_version`, too.
 _VERSION = r'schema_version"\s*:\s*(?:"|\d+\s*,\s*"rollout_id")'
 may_be_document = re.compile(
@@ -120,7 +121,8 @@ class Documents:
 
 
 _NO_DOCUMENT = (
-    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, a token "
-    "entry of NeMo Gym, or, where otel-rollout-formats is installed, a trajectory of "
-    "mini-swe-agent, a list of chat messages or a history of Pydantic AI"
+    "expected a token entry of NeMo Gym, or, where otel-rollout-exporter-atif is installed, a "
+    "trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, or, where "
+    "otel-rollout-formats is, a trajectory of mini-swe-agent, a list of chat messages or a history "
+    "of Pydantic AI"
 )

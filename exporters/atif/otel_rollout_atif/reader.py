@@ -1,4 +1,4 @@
-"""ATIF, the Agent Trajectory Interchange Format of Harbor and Terminal-Bench (1.0 to 1.8).
+"""Documents of ATIF 1.0 to 1.8, whoever wrote them, as trajectories.
 
 A step of the agent is a model call whose request is taken to be all steps before it, from the last
 compaction that replaced them on. Steps that were copied for context, and those that no model made,
@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall, objects, usage
-from otel_rollout.rebuild.documents.calls import (
+from otel_rollout.rebuild.documents import (
     Calls,
     Format,
     Members,
@@ -204,14 +204,4 @@ def _numbers(metrics: Json) -> dict[str, float]:
     return {name: value for name, value in found if is_number[name]}
 
 
-FORMAT = Format(
-    "atif",
-    frozenset(
-        (
-            *("schema_version", "session_id", "trajectory_id", "agent", "steps", "notes", "extra"),
-            *("final_metrics", "continued_trajectory_ref", "subagent_trajectories"),
-        )
-    ),
-    _recognises,
-    _read,
-)
+FORMAT = Format("atif", _recognises, _read)
