@@ -24,10 +24,6 @@ def _is_text(value: object) -> bool:
     return value is None or (isinstance(value, str) and value != "")
 
 
-def _is_path(value: object) -> bool:
-    return _is_text(value) or isinstance(value, os.PathLike)
-
-
 def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -102,7 +98,7 @@ class Settings:
     max_bytes: int = _option(MAX_BYTES, "a number from 1 on", _is_count)
     train_endpoint: str | None = _option(None, "an address that is not empty", _is_text)
     train_folder: str | os.PathLike[str] | None = _option(  # noqa: RUF009
-        None, "a folder", _is_path
+        None, "a folder", lambda value: _is_text(value) or isinstance(value, os.PathLike)
     )
 
     def __post_init__(self) -> None:
