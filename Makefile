@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
-READERS := ./formats ./exporters/atif# of others' files, which the core's tests read
+READERS := ./formats exporters/atif exporters/nemo_gym# of others' files, which the core's tests read
 PAGE := otel_rollout/view/page
 
 .PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-soak test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
@@ -179,7 +179,7 @@ $(READY): requirements/newest.txt pyproject.toml $(READERS:%=%/pyproject.toml)
 .venv-%/.ready: requirements/%.txt | $(READY)
 	$(PYTHON) -m venv .venv-$*
 	@$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
-	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(READERS:%=-e %) $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
+	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(patsubst %,-e %,$(sort $(READERS) $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=%))))))
 	@touch $@
 
 $(OWN:%=.venv-%/.ready): pyproject.toml $(READERS:%=%/pyproject.toml)

@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path, capsys: Output):
     assert "line 3: it is not JSON" in error
     path.write_text(json.dumps([ATIF, 1], indent=2))
     assert main(["list", str(path)]) == 1
-    assert "element 2: expected a token entry" in capsys.readouterr().err
+    assert "element 2: expected a trajectory of ATIF" in capsys.readouterr().err
     path.write_text(json.dumps(ATIF, indent=2)[:-10])
     assert main(["list", str(path)]) == 1
     assert "neither JSON nor lines of JSON" in capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_what_a_document_lacks_is_an_error():
         ({"schema_version": "ATIF-v1.0"}, "'agent' is missing"),
         ({**ATIF, "schema_version": "ATIF-v2.0"}, "expected ATIF 1, got"),
         ({**ATIF, "steps": 1}, "not as atif has it"),
-        ({"a": 1}, "expected a token entry .*; got 'a'"),
+        ({"a": 1}, "expected a trajectory of ATIF.*; got 'a'"),
         (1, "got int"),
     ):
         with pytest.raises(SpanFormatError, match=why):
