@@ -396,17 +396,12 @@ class ActiveRollout:
 
     def _in_group(self) -> dict[str, Any]:
         """Attributes of the groups that its calls are of, and of the size; {} without a group."""
-        group_id, size = self.trajectory.group_id, self.trajectory.group_size
-        found: dict[str, Any] = {}
-        if group_id is not None:
-            found[sc.ROLLOUT_GROUP_ID] = transportable(group_id)
-            if self.trajectory.group_run is not None:
-                found[sc.ROLLOUT_GROUP_RUN] = transportable(self.trajectory.group_run)
-            if size is not None:
-                found[sc.ROLLOUT_GROUP_SIZE] = transportable(size)
-        if self.outer_group_id is not None:
-            found[sc.ROLLOUT_OUTER_GROUP_ID] = transportable(self.outer_group_id)
-        return found
+        found: dict[str, Any] = {sc.ROLLOUT_OUTER_GROUP_ID: self.outer_group_id}
+        if (group_id := self.trajectory.group_id) is not None:
+            found[sc.ROLLOUT_GROUP_ID] = group_id
+            found[sc.ROLLOUT_GROUP_RUN] = self.trajectory.group_run
+            found[sc.ROLLOUT_GROUP_SIZE] = self.trajectory.group_size
+        return {name: transportable(value) for name, value in found.items() if value is not None}
 
     def _began_late(self) -> None:
         """A call began after the end."""
