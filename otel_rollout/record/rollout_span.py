@@ -109,11 +109,7 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     if process_state.waiting:
         process_state.do_waiting()
     if active.streams:
-        for stream in tuple(active.streams):  # another thread may be ending one just now
-            stream.leave()
-            last = time.monotonic() + _ENDING_SECONDS
-            while stream.finished and stream in active.streams and time.monotonic() < last:
-                time.sleep(0.001)
+        _leave_streams(active)
     span, observers, trajectory = active.span, process_state.observers, active.trajectory
     if process_state.content.redact is not None:
         trajectory.rewrite(process_state.content.value)
@@ -146,6 +142,15 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         span.set_status(trace.StatusCode.ERROR, sentence(error, text))
     elif active.ended_early is not None:
         span.set_status(trace.StatusCode.ERROR, f"ended early: {active.ended_early}")
+
+
+def _leave_streams(active: ActiveRollout) -> None:
+    """Record the calls whose replies are still read; another thread may be ending one just now."""
+    for stream in tuple(active.streams):
+        stream.leave()
+        last = time.monotonic() + _ENDING_SECONDS
+        while stream.finished and stream in active.streams and time.monotonic() < last:
+            time.sleep(0.001)
 
 
 def _write_rewards(

@@ -24,7 +24,7 @@ from otel_rollout.record.options import Options
 from otel_rollout.record.other_spans import OtherSpans, here_and_now
 from otel_rollout.record.privacy.secrets import Secrets
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, read_reports
-from otel_rollout.record.side_calls import verdict
+from otel_rollout.record.settings import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
 from otel_rollout.record.time_limits import Limits

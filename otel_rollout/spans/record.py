@@ -191,12 +191,7 @@ def _checked(record: SpanRecord) -> SpanRecord:
         record, wrong = _of_other_lengths(record)
         there = record.attributes
         wrong |= _of_other_checksums(record, wrong)
-    # A value of the very type that was written needs no reading; that of a label may.
-    wrong |= {
-        key
-        for key, value in record.attributes.items()
-        if type(value) is not _WRITTEN.get(key, type(value)) and _READERS[key](record, key) is None
-    }
+    wrong |= _of_other_types(record)
     if there.get(sc.ROLLOUT_ID) == "":
         wrong.add(sc.ROLLOUT_ID)
     if not wrong:
@@ -300,6 +295,16 @@ _WRITTEN: dict[str, type] = {
     **dict.fromkeys(_TEXTS, str),
 }
 """Type with which each attribute of ours is written; of a label, the one that is always read."""
+
+
+def _of_other_types(record: SpanRecord) -> set[str]:
+    """Names of attributes of ours with values that are not of their types."""
+    # A value of the very type that was written needs no reading; that of a label may.
+    return {
+        key
+        for key, value in record.attributes.items()
+        if type(value) is not _WRITTEN.get(key, type(value)) and _READERS[key](record, key) is None
+    }
 
 
 def _typed(record: SpanRecord) -> SpanRecord:

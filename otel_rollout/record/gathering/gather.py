@@ -106,6 +106,13 @@ async def _gather_one(
         gathering.nested = None
         # A pooled connection keeps its context for long: that must not hold the trajectory.
         trajectory, gathering.trajectory = gathering.trajectory, None
+    return _recorded(runnable, gathering, trajectory)
+
+
+def _recorded(
+    runnable: Runnable, gathering: Gathering, trajectory: Trajectory | None
+) -> Trajectory:
+    """The trajectory of what was gathered; an exception if there is none."""
     if gathering.active is None and callable(runnable):
         raise NotARolloutError(
             f"gather_trajectory: {runnable!r} ran, and no rollout began in it: decorate the "
