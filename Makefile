@@ -15,6 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
+READERS := ./formats exporters/atif exporters/nemo_gym# of others' files, which the core's tests read
 PAGE := otel_rollout/view/page
 
 .PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-soak test-phoenix backends scale-backends page check-page check check-types format docs bench instructions check-instructions pins clean
@@ -170,21 +171,21 @@ LOOSE := frameworks trainers trackers servers phoenix agents docs# their package
 PIP := -m pip --disable-pip-version-check install --quiet
 install = VIRTUAL_ENV=$(CURDIR)/$(1) $(BIN)/uv pip install --quiet $(2) 2>/dev/null || $(1)/bin/python $(PIP) $(2)
 
-$(READY): requirements/newest.txt pyproject.toml formats/pyproject.toml
+$(READY): requirements/newest.txt pyproject.toml $(READERS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	-@awk '/^[a-z]/ {wanted = /^uv==/} wanted' $< > $(VENV)/uv.txt && $(BIN)/python $(PIP) --require-hashes -r $(VENV)/uv.txt
 	@$(call install,$(VENV),--require-hashes -r $<)
-	@$(call install,$(VENV),--no-deps --no-build-isolation -e . -e ./formats -e ./exporters/atif)
+	@$(call install,$(VENV),--no-deps --no-build-isolation -e . $(READERS:%=-e %))
 	@touch $@
 
 .venv-%/.ready: requirements/%.txt | $(READY)
 	$(PYTHON) -m venv .venv-$*
 	@$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
-	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . -e ./formats $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %),-e ./exporters/atif)))
+	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(patsubst %,-e %,$(sort $(READERS) $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=%))))))
 	@touch $@
 
-$(OWN:%=.venv-%/.ready): pyproject.toml formats/pyproject.toml
+$(OWN:%=.venv-%/.ready): pyproject.toml $(READERS:%=%/pyproject.toml)
 .venv-trainers/.ready: $(EXPORTERS)
 
 .agents/.ready: tests/agents/package.json $(wildcard tests/agents/clients/*/*)

@@ -225,7 +225,12 @@ class Journal:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
             file = os.fdopen(os.open(_path(self.folder, segment), flags, 0o600), "r+b", 0)
             try:
-                _sync_folder(self.folder)
+                with suppress(PermissionError):  # the name of the file; Windows keeps it itself
+                    found = os.open(self.folder, os.O_RDONLY)
+                    try:
+                        os.fsync(found)
+                    finally:
+                        os.close(found)
             except OSError:
                 file.close()
                 os.unlink(_path(self.folder, segment))
@@ -344,13 +349,3 @@ def _path(folder: Path, segment: int) -> Path:
 
 
 _sync = getattr(os, "fdatasync", os.fsync)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Keep the name of a new file, where the system can."""
-    with suppress(PermissionError):  # Windows
-        found = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(found)
-        finally:
-            os.close(found)

@@ -175,11 +175,7 @@ ROLLOUT_CALL_COUNT: Final = "rollout.call_count"
 """Number of calls of models to generate, those of rollouts inside it included."""
 ROLLOUT_USAGE_COUNT: Final = "rollout.usage_count"
 """Number of these calls whose replies count their tokens: the sums are of them."""
-FOR_PEOPLE: Final = (
-    ROLLOUT_CALL_COUNT,
-    ROLLOUT_USAGE_COUNT,
-    f"{ROLLOUT_REWARDS}.",
-)
+FOR_PEOPLE: Final = (ROLLOUT_CALL_COUNT, ROLLOUT_USAGE_COUNT, f"{ROLLOUT_REWARDS}.")
 """Beginnings of the names of which nothing is read back."""
 ROLLOUT_NESTED_COUNT: Final = "rollout.nested_count"
 """Number of rollouts that began inside it in its process: their calls are their own."""

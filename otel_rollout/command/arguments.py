@@ -409,11 +409,5 @@ RECEIVE = (
         "bytes of the journal at most; default: as many as the disk takes",
         type=count,
     ),
-    option(
-        "--jobs",
-        "N",
-        "processes that rebuild trajectories; default: 1",
-        type=count,
-        default=1,
-    ),
+    option("--jobs", "N", "processes that rebuild trajectories; default: 1", type=count, default=1),
 )

@@ -75,11 +75,7 @@ def export(options: argparse.Namespace) -> int:
 
 def _check_given(options: argparse.Namespace) -> None:
     """SystemExit where an argument is missing."""
-    required = {
-        "--to": options.to,
-        "-o/--output": options.output,
-        "SOURCE": options.sources,
-    }
+    required = {"--to": options.to, "-o/--output": options.output, "SOURCE": options.sources}
     missing = [name for name, value in required.items() if not value]
     if missing:
         options.wrong(f"the following arguments are required: {', '.join(missing)}")

@@ -23,15 +23,7 @@ from itertools import islice
 from typing import Generic, Literal
 
 from otel_rollout import semconv as sc
-from otel_rollout.evidence.rollout import (
-    Came,
-    Evidence,
-    Head,
-    Late,
-    Samples,
-    rollout_of,
-    unit_of,
-)
+from otel_rollout.evidence.rollout import Came, Evidence, Head, Late, Samples, rollout_of, unit_of
 from otel_rollout.evidence.units import Members, OpenRollout, Place, Unit
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences

@@ -30,13 +30,7 @@ from otel_rollout.export.store import Store
 from otel_rollout.export.whole_groups import PARTIAL_GROUPS, groups_not_whole
 from otel_rollout.lines import NO_LINKS, SpilledLines, lock, no_links, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
-from otel_rollout.trajectory import (
-    UNREADABLE,
-    Dropped,
-    Trajectory,
-    TrajectoryGroup,
-    advice_about,
-)
+from otel_rollout.trajectory import UNREADABLE, Dropped, Trajectory, TrajectoryGroup, advice_about
 from otel_rollout.wire import Json, dumps, finite, loads
 
 _OURS = ("trajectories", "spans")

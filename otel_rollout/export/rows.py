@@ -433,12 +433,7 @@ class TokenRows(JsonRows):
         """A row for each token sequence; failures with `on_failure="keep"` only."""
         options = {**self._options(), "require_all_calls": self.require_all_calls}
         return _token_rows(
-            group,
-            self.credit,
-            {},
-            include_children=False,
-            mask_reasons=(),
-            options=options,
+            group, self.credit, {}, include_children=False, mask_reasons=(), options=options
         )
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:

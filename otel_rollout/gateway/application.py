@@ -171,14 +171,10 @@ class Application:
         elsewhere = settings.rollout_seconds if settings.holder is None else None
         self.tokens = Tokens(self._secret, settings.token_seconds, elsewhere)
         self.held = HeldRollouts(
-            most=settings.most_parts,
-            idle_seconds=settings.idle_seconds,
-            versions=settings.versions,
+            most=settings.most_parts, idle_seconds=settings.idle_seconds, versions=settings.versions
         )
         self._upstream = Upstream(
-            settings.upstream,
-            api_key=settings.api_key,
-            connect_seconds=settings.connect_seconds,
+            settings.upstream, api_key=settings.api_key, connect_seconds=settings.connect_seconds
         )
         self._holder = settings.holder and Upstream(
             settings.holder, api_key=None, connect_seconds=settings.connect_seconds
@@ -289,7 +285,9 @@ class Application:
         method, path = scope["method"], asked.path[:_LONGEST_PATH]
         if asked.is_plain and is_open(method, asked.path, self._allow_paths):
             return
-        if asked.is_plain and _is_websocket(scope):  # clients then ask by HTTP
+        if asked.is_plain and any(
+            name == b"upgrade" and value.lower() == b"websocket" for name, value in scope["headers"]
+        ):  # clients then ask by HTTP
             raise Refusal(404, "the gateway has no websockets", "not_found_error")
         with self.held.call(carried) as active:
             self._count_unknown(active, scope, asked.path, _REFUSED)
@@ -419,13 +417,6 @@ def request_to(
     query = scope["query_string"].decode("latin-1")
     target = f"{asked.path}?{query}" if query else asked.path
     return Request(scope["method"], target, headers, sent or None, added, body)
-
-
-def _is_websocket(scope: Scope) -> bool:
-    """True for the handshake of a websocket."""
-    return any(
-        name == b"upgrade" and value.lower() == b"websocket" for name, value in scope["headers"]
-    )
 
 
 def _root_of(scope: Scope) -> str:

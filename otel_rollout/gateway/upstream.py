@@ -57,11 +57,7 @@ class Upstream:
         self._aiohttp = module_of("gateway", "aiohttp", "otel_rollout.gateway")
         self._url: Any = module_of("gateway", "yarl", "otel_rollout.gateway").URL
         self._session: Any = None
-        self.errors: tuple[type[Exception], ...] = (
-            self._aiohttp.ClientError,
-            OSError,
-            zlib.error,
-        )
+        self.errors: tuple[type[Exception], ...] = (self._aiohttp.ClientError, OSError, zlib.error)
         """What asking raises if there is no reply, and reading one that is cut."""
 
     async def ask(

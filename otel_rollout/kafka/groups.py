@@ -22,13 +22,7 @@ from otel_rollout.kafka.brokers import (
     place_of,
     received,
 )
-from otel_rollout.kafka.open_groups import (
-    LateReward,
-    OpenGroup,
-    OpenGroups,
-    Resume,
-    rewards_of,
-)
+from otel_rollout.kafka.open_groups import LateReward, OpenGroup, OpenGroups, Resume, rewards_of
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:

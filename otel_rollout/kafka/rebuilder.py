@@ -135,7 +135,12 @@ class Rebuilder:
             for ready in partition.ready(is_tick=partition in timed):
                 self._write(number, partition, ready)
         if is_tick:
-            self._write_again(now)
+            waiting, self._refused = self._refused, []
+            for when, write in waiting:
+                if when <= now:
+                    write()
+                else:
+                    self._refused.append((when, write))
         if now - self._last_commit >= _COMMIT_SECONDS:
             self._last_commit = now
             self._commit(self._partitions)
@@ -343,14 +348,6 @@ class Rebuilder:
                 write()
 
         self._refused.append((time.monotonic() + _REFUSED_SECONDS, again))
-
-    def _write_again(self, now: float) -> None:
-        waiting, self._refused = self._refused, []
-        for when, write in waiting:
-            if when <= now:
-                write()
-            else:
-                self._refused.append((when, write))
 
     # --- partitions that come and go
 

@@ -390,12 +390,7 @@ def _media(address: str) -> Json:
     if not head.startswith("data:"):
         return {"type": "uri", "uri": address}
     kind = head.removeprefix("data:").partition(";")[0]
-    return {
-        "type": "blob",
-        "modality": kind.partition("/")[0],
-        "mime_type": kind,
-        "content": data,
-    }
+    return {"type": "blob", "modality": kind.partition("/")[0], "mime_type": kind, "content": data}
 
 
 def _loaded(arguments: Json) -> Json:

@@ -144,10 +144,7 @@ class Measurements(Observer):
     def rollout_began(self, rollout: ActiveRollout) -> None:
         if rollout.is_part or (found := rollout_metrics()) is None:
             return
-        labels = {
-            sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
-            sc.GEN_AI_OPERATION_NAME: rollout.operation,
-        }
+        labels = labels_of(rollout)
         rollout.observed[self] = found, labels, Score(found, labels)
         found.running.add(1, labels)
 
@@ -203,6 +200,14 @@ class Score:
         found, self._metrics = self._metrics, None
         if found is not None:
             found.scored(self._labels, reward)
+
+
+def labels_of(rollout: ActiveRollout) -> Labels:
+    """What its measurements are told apart by."""
+    return {
+        sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
+        sc.GEN_AI_OPERATION_NAME: rollout.operation,
+    }
 
 
 def rollout_metrics() -> Metrics | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.metrics import OwnCounts, rollout_metrics
+from otel_rollout.look.metrics import OwnCounts, labels_of, rollout_metrics
 from otel_rollout.record import (
     NOT_SHOWN,
     ActiveRollout,
@@ -181,12 +181,7 @@ class Sums(Observer):
         summary.replied(call.path, body, counts, events=events)
         if counts is not None:
             if (found := rollout_metrics()) is not None:
-                rollout = call.rollout
-                labels = {
-                    sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
-                    sc.GEN_AI_OPERATION_NAME: rollout.operation,
-                }
-                found.tokens(labels, counts.input, counts.output)
+                found.tokens(labels_of(call.rollout), counts.input, counts.output)
             # Of two threads at once one may be missed: it is for eyes alone.
             process_state.sampled_tokens += counts.output
 

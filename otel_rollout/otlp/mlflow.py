@@ -24,11 +24,7 @@ _address = re.compile(
 
 
 def read_mlflow(
-    url: str,
-    trace_id: str,
-    *,
-    headers: Mapping[str, str] | None = None,
-    timeout: float = 30.0,
+    url: str, trace_id: str, *, headers: Mapping[str, str] | None = None, timeout: float = 30.0
 ) -> list[SpanRecord]:
     """The spans of one trace from MLflow, such as at `http://127.0.0.1:5000`.
 

@@ -148,12 +148,7 @@ class Assembly(Source):
                 *calls.none(),
                 *calls.programs(),
             ]
-            warnings = [
-                *self.notes,
-                *self._disputes(),
-                *missing,
-                *self.lost_rewards(),
-            ]
+            warnings = [*self.notes, *self._disputes(), *missing, *self.lost_rewards()]
             after = calls.after()
             return Contents(self.conversations, self.exchanges(), warnings + after, missing + after)
 

@@ -14,9 +14,7 @@ from otel_rollout.rebuild.rollout_span import Fields, missed_calls, programs_of
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
 
-_COUNTS = frozenset(
-    (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS),
-)
+_COUNTS = frozenset((sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS))
 _MISSED = frozenset((sc.ROLLOUT_UNCAPTURED, sc.ROLLOUT_OUTSIDE))
 
 

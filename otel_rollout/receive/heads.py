@@ -112,10 +112,7 @@ class HeadFile:
             self._sql.executemany(_BEGIN, rows)
 
     def done(
-        self,
-        units: Sequence[Unit[Any]],
-        spans: Mapping[str, Sequence[str]],
-        late: Sequence[Late],
+        self, units: Sequence[Unit[Any]], spans: Mapping[str, Sequence[str]], late: Sequence[Late]
     ) -> None:
         """Mark units that were handed over, and keep their heads; those of rewards alone are late.
 

@@ -73,7 +73,7 @@ from otel_rollout.record.sending import delay_seconds as delay_seconds
 from otel_rollout.record.sending import is_ours as is_ours
 from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES
 from otel_rollout.record.settings import Settings as Settings
-from otel_rollout.record.side_calls import as_rules as as_rules
+from otel_rollout.record.settings import as_rules as as_rules
 from otel_rollout.record.span_names import with_number as with_number
 from otel_rollout.record.state import process_state as process_state
 from otel_rollout.record.transports import capture as capture

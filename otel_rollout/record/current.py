@@ -68,9 +68,7 @@ def waiting_gathering(context: otel_context.Context) -> Gathering | None:
 
 @guarded("a rollout could not be opened; the function runs without one")
 def begin(
-    options: Options,
-    operation: str = sc.OPERATION_INVOKE_AGENT,
-    enclosing: Enclosing | None = None,
+    options: Options, operation: str = sc.OPERATION_INVOKE_AGENT, enclosing: Enclosing | None = None
 ) -> Run | None:
     """Open a rollout and enter its context; None, and an error in the log, if that failed.
 

@@ -78,10 +78,7 @@ class TrajectorySpanProcessor(SpanProcessor):
     """
 
     def __init__(
-        self,
-        *exporters: TrajectoryExporter,
-        max_bytes: int = 4 << 30,
-        max_queue_size: int = 10_000,
+        self, *exporters: TrajectoryExporter, max_bytes: int = 4 << 30, max_queue_size: int = 10_000
     ) -> None:
         for exporter in exporters:
             check_exporter(exporter)

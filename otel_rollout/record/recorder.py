@@ -400,7 +400,10 @@ class ExchangeRecorder:
                 self.span.end(self._left_ns)
             self._observers.notify("call_ended", self, status)
             rollout.streams.discard(self)
-            self._release()
+            # Some clients keep a response, and with it this, for long.
+            self._chunks = self._body = self._asked.body = None
+            self._recorded = b"", slice(0), slice(0)
+            self._form, self._written, self.context = WireForm(), {}, otel_context.Context()
 
     @guarded(INCOMPLETE)
     def _write_reply(self, attributes: dict[str, Any], error: BaseException | None) -> None:
@@ -442,9 +445,3 @@ class ExchangeRecorder:
         self.error = kind, sentence(error, message)
         if status == "error":
             self.span.set_status(trace.StatusCode.ERROR, self.error[1])
-
-    def _release(self) -> None:
-        """Release everything: some clients keep a response, and with it this, for long."""
-        self._chunks = self._body = self._asked.body = None
-        self._recorded = b"", slice(0), slice(0)
-        self._form, self._written, self.context = WireForm(), {}, otel_context.Context()

@@ -19,13 +19,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.attributes import (
-    end_attributes,
-    evaluation,
-    message_of,
-    missed,
-    sentence,
-)
+from otel_rollout.record.attributes import end_attributes, evaluation, message_of, missed, sentence
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.late_rewards import late_reward

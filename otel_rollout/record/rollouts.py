@@ -298,10 +298,7 @@ def _never_ran(run: Run, coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 _ROLLOUT_CODE = frozenset(
-    (
-        _continue_rollout.__code__,
-        _decorate_async(_continue_rollout, Options()).__code__,
-    )
+    (_continue_rollout.__code__, _decorate_async(_continue_rollout, Options()).__code__)
 )
 """The code of every coroutine that runs as a rollout: all decorated functions share theirs."""
 

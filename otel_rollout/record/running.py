@@ -24,7 +24,7 @@ from otel_rollout.record.options import Options
 from otel_rollout.record.other_spans import OtherSpans, here_and_now
 from otel_rollout.record.privacy.secrets import Secrets
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, read_reports
-from otel_rollout.record.side_calls import verdict
+from otel_rollout.record.settings import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
 from otel_rollout.record.time_limits import Limits
@@ -395,17 +395,12 @@ class ActiveRollout:
 
     def _in_group(self) -> dict[str, Any]:
         """Attributes of the groups that its calls are of, and of the size; {} without a group."""
-        group_id, size = self.trajectory.group_id, self.trajectory.group_size
-        found: dict[str, Any] = {}
-        if group_id is not None:
-            found[sc.ROLLOUT_GROUP_ID] = transportable(group_id)
-            if self.trajectory.group_run is not None:
-                found[sc.ROLLOUT_GROUP_RUN] = transportable(self.trajectory.group_run)
-            if size is not None:
-                found[sc.ROLLOUT_GROUP_SIZE] = transportable(size)
-        if self.outer_group_id is not None:
-            found[sc.ROLLOUT_OUTER_GROUP_ID] = transportable(self.outer_group_id)
-        return found
+        found: dict[str, Any] = {sc.ROLLOUT_OUTER_GROUP_ID: self.outer_group_id}
+        if (group_id := self.trajectory.group_id) is not None:
+            found[sc.ROLLOUT_GROUP_ID] = group_id
+            found[sc.ROLLOUT_GROUP_RUN] = self.trajectory.group_run
+            found[sc.ROLLOUT_GROUP_SIZE] = self.trajectory.group_size
+        return {name: transportable(value) for name, value in found.items() if value is not None}
 
     def _began_late(self) -> None:
         """A call began after the end."""

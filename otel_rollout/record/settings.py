@@ -7,25 +7,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.record.boundary import guarded
 from otel_rollout.record.privacy.content import Content
-from otel_rollout.trajectory import Rule
+from otel_rollout.trajectory import Completion, Rule, SideCalls, reasons_by
+from otel_rollout.wire import dumps
 
 MAX_BYTES = 4 << 30
+_LONGEST_REASON = 200
+"""Characters of a reason that are kept."""
 WHOLE = Content()
 """Everything is recorded and exported."""
 
 
 def _is_text(value: object) -> bool:
     return value is None or (isinstance(value, str) and value != "")
-
-
-def _is_path(value: object) -> bool:
-    return _is_text(value) or isinstance(value, os.PathLike)
 
 
 def _is_switch(value: object) -> bool:
@@ -102,7 +103,7 @@ class Settings:
     max_bytes: int = _option(MAX_BYTES, "a number from 1 on", _is_count)
     train_endpoint: str | None = _option(None, "an address that is not empty", _is_text)
     train_folder: str | os.PathLike[str] | None = _option(  # noqa: RUF009
-        None, "a folder", _is_path
+        None, "a folder", lambda value: _is_text(value) or isinstance(value, os.PathLike)
     )
 
     def __post_init__(self) -> None:
@@ -119,3 +120,41 @@ class Settings:
         for option in fields(self):
             if getattr(self, option.name) != option.metadata["unasked"]:
                 yield option.name, option.metadata["later"]
+
+
+def as_rules(rules: Iterable[Rule] | None) -> tuple[Rule, ...] | None:
+    """The argument `side_calls` of `configure`. ConfigurationError for what is no list."""
+    if rules is None:
+        return None
+    if isinstance(rules, str) or not isinstance(rules, Iterable):
+        raise ConfigurationError(
+            f"configure(side_calls=...): expected a list of functions, got {rules!r}; write [rule]"
+        )
+    return tuple(rules)
+
+
+def verdict(rules: Sequence[Rule], completions: Iterable[Completion]) -> dict[str, str]:
+    """The attribute of a rollout's span that says which of these are side calls, and why.
+
+    Default rules follow from what is on the spans; these are code that a reader elsewhere does not
+    have. One that fails has not said that a call is none: the call is taken for one.
+    """
+    reasons = reasons_by([_safe(rule) for rule in rules], completions)
+    return {
+        sc.ROLLOUT_SIDE_CALLS: dumps({id_: why[:_LONGEST_REASON] for id_, why in reasons.items()})
+    }
+
+
+def _safe(rule: Rule) -> Rule:
+    """The rule, which raises nothing and gives a text or None."""
+    name = getattr(rule, "__qualname__", repr(rule))
+
+    def asked(completion: Completion, calls: SideCalls) -> str | None:
+        with guarded("the rule %s for side calls failed; the call is not trained", name):
+            reason = rule(completion, calls)
+            if reason is None or isinstance(reason, str):
+                return reason
+            raise TypeError(f"expected a reason, which is a text, or None, got {reason!r}")
+        return f"the rule {name} failed"
+
+    return asked

@@ -94,8 +94,4 @@ def _limits_of(loop: Any, task: Any) -> Iterator[Callable[[], bool]]:
     # wait_for before that: it waits in another task, for a future that only its timer fulfils.
     for callback, _ in getattr(task, "_callbacks", None) or ():
         if getattr(callback, "func", None) is getattr(asyncio.tasks, "_release_waiter", task):
-            yield partial(_is_fulfilled, callback.args[0])
-
-
-def _is_fulfilled(waiter: asyncio.Future[None]) -> bool:
-    return waiter.done() and not waiter.cancelled()
+            yield partial(lambda waiter: waiter.done() and not waiter.cancelled(), callback.args[0])

@@ -7,13 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.blobs import blobs_named, whole_value
-from otel_rollout.spans.exchange import (
-    LARGE,
-    PLACEHOLDER,
-    Exchange,
-    RequestMembers,
-    Supplied,
-)
+from otel_rollout.spans.exchange import LARGE, PLACEHOLDER, Exchange, RequestMembers, Supplied
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.spans.reply_form import as_it_was
 from otel_rollout.spans.seals import digest_of
@@ -81,10 +75,6 @@ class _Chains(Generic[_Path, _Value]):
         return self._known.get(name)
 
 
-def _extended(path: TokenPath | None, block: TokenPath) -> TokenPath:
-    return block.after(path)
-
-
 class ExchangeReader:
     """Reads exchange spans back; they may come in any order, more than once, and with gaps.
 
@@ -95,7 +85,7 @@ class ExchangeReader:
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, JsonText] = _Chains(MessagePath)
-        self._tokens: _Chains[TokenPath, TokenPath] = _Chains(_extended)
+        self._tokens: _Chains[TokenPath, TokenPath] = _Chains(lambda path, block: block.after(path))
         self._blocks: dict[str, tuple[bytes, TokenPath]] = {}
         """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}

@@ -294,11 +294,7 @@ class ExchangeWriter:
         return {sc.REQUEST_SUPPLIED: f'{{"held":{held},"prompt":{prompt}}}'}
 
     def response(
-        self,
-        body: bytes,
-        *,
-        events: bool = False,
-        form: Mapping[str, Json] | None = None,
+        self, body: bytes, *, events: bool = False, form: Mapping[str, Json] | None = None
     ) -> _Attributes:
         """Attributes of a response body, or of the events of a streamed one; any text is kept.
 

@@ -177,10 +177,7 @@ class _Params:
 
 
 def _exchange(
-    exchange: Exchange,
-    paths: _Rows[MessagePath],
-    tokens: _Rows[TokenPath],
-    params: _Params,
+    exchange: Exchange, paths: _Rows[MessagePath], tokens: _Rows[TokenPath], params: _Params
 ) -> Iterator[str]:
     asked = exchange.supplied
     written = dict(zip(_EXCHANGE_FIELDS, _values(exchange), strict=True))

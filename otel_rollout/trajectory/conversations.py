@@ -124,9 +124,7 @@ class Conversations:
         if len(changed) <= few:
             return None
         return sentences.REWRITTEN(
-            replies=len(linked),
-            histories=len(linked) - len(continued),
-            id=repr(changed[0].id),
+            replies=len(linked), histories=len(linked) - len(continued), id=repr(changed[0].id)
         )
 
     def continued_by(

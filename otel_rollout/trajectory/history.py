@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 
 from otel_rollout.errors import TrajectorySealedError
 from otel_rollout.trajectory.completion import Completion
-from otel_rollout.wire import (
-    Json,
-    checked_json,
-    copy_json,
-)
+from otel_rollout.wire import Json, checked_json, copy_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -220,9 +220,7 @@ LOST_REWARDS = Sentence(
     "Give the sources that have the spans of the rewards too.",
 )
 EPISODE_NOT_HERE = Sentence(
-    "{count} of the {of} trajectories of its episode have not come",
-    "incomplete",
-    f"{_ALL_SPANS}.",
+    "{count} of the {of} trajectories of its episode have not come", "incomplete", f"{_ALL_SPANS}."
 )
 NOT_HERE = Sentence(
     "completion {id} continues the response {previous}, which is not here: what was said before "

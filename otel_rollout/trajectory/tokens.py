@@ -254,10 +254,7 @@ class Dropped:
 
 
 _ONLY_IDS: frozenset[Cause] = frozenset(
-    (
-        *("no_token_ids", "no_token_ids_there", "impossible_id", "uncounted", "disagreement"),
-        "media",
-    )
+    (*("no_token_ids", "no_token_ids_there", "impossible_id", "uncounted", "disagreement"), "media")
 )
 
 

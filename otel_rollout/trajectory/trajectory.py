@@ -36,11 +36,7 @@ from otel_rollout.trajectory.reward import Reward, RewardKey, Rewards, texts_of
 from otel_rollout.trajectory.sampling import UNREADABLE
 from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.steps import CallKey, call_key
-from otel_rollout.trajectory.tokens import (
-    Dropped,
-    TokenSequences,
-    token_sequences,
-)
+from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
 from otel_rollout.wire import Json, loads
 
 

@@ -166,13 +166,7 @@ class Answers:
             place = first_difference(self._open(a)[0], self._open(b)[0])
             first = {"a": a, "b": b, "place": place}
         task, question = table.task_of(id_)
-        return {
-            "id": id_,
-            "task": task,
-            "question": question,
-            "members": members,
-            "first": first,
-        }
+        return {"id": id_, "task": task, "question": question, "members": members, "first": first}
 
     def diff(self, query: Query) -> Json:
         """Two trajectories side by side from the message, and the token, on that differs."""

@@ -12,13 +12,7 @@ from otel_rollout.export import TabularList, columns_of, members
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath
 from otel_rollout.terminal import shortened
-from otel_rollout.trajectory import (
-    Completion,
-    Episode,
-    TokenSequences,
-    Trajectory,
-    TrajectoryGroup,
-)
+from otel_rollout.trajectory import Completion, Episode, TokenSequences, Trajectory, TrajectoryGroup
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import message_row
 from otel_rollout.wire import Json, counts_of, finite, shown_message

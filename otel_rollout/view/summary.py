@@ -116,8 +116,7 @@ def _samples(table: Table, which: Filter, *others: str) -> Iterator[tuple[Any, .
     versions = cache(lambda text: tuple(loads(text)))
     at, size = SampleRow._fields.index("versions"), len(SampleRow._fields)
     for row in table.connection.execute(
-        f"SELECT {names} FROM trajectories WHERE {which.sql}",
-        which.parameters,
+        f"SELECT {names} FROM trajectories WHERE {which.sql}", which.parameters
     ):
         sample = *row[:at], versions(row[at]), *row[at + 1 : size]
         yield SampleRow._make(sample), *row[size:]

@@ -19,12 +19,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Completion, TokenSequence, Trajectory
 from otel_rollout.view.page_types import Alternative as ShownAlternative
 from otel_rollout.view.page_types import TokenWindow
-from otel_rollout.wire import (
-    Alternative,
-    alternatives,
-    prompt_texts,
-    sampled_texts,
-)
+from otel_rollout.wire import Alternative, alternatives, prompt_texts, sampled_texts
 
 MOST_TOKENS = 4096
 """Tokens of one window."""

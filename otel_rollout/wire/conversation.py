@@ -19,13 +19,7 @@ import msgspec
 
 from otel_rollout.wire.json import OBJECT, Json, JsonText
 from otel_rollout.wire.message import PIECES, content_parts, media_in, read_message
-from otel_rollout.wire.parts import (
-    Part,
-    Reasoning,
-    Text,
-    normalised_parts,
-    present_members,
-)
+from otel_rollout.wire.parts import Part, Reasoning, Text, normalised_parts, present_members
 
 
 class MessagePath:

@@ -31,8 +31,7 @@ def read_all(datas: Sequence[str]) -> list[Json] | None:
 
 
 def parse_events(
-    events: Sequence[str],
-    read_chunks: Callable[[Sequence[str]], list[Json] | None] = read_all,
+    events: Sequence[str], read_chunks: Callable[[Sequence[str]], list[Json] | None] = read_all
 ) -> tuple[list[Json], bool, bool]:
     """The JSON of each event, None for one that is no JSON; True if `[DONE]` came; True if all of
     it is strict JSON.

@@ -1,4 +1,4 @@
-"""ATIF, the Agent Trajectory Interchange Format of Harbor and Terminal-Bench (1.0 to 1.8).
+"""Documents of ATIF 1.0 to 1.8, whoever wrote them, as trajectories.
 
 A step of the agent is a model call whose request is taken to be all steps before it, from the last
 compaction that replaced them on. Steps that were copied for context, and those that no model made,
@@ -204,8 +204,4 @@ def _numbers(metrics: Json) -> dict[str, float]:
     return {name: value for name, value in found if is_number[name]}
 
 
-FORMAT = Format(
-    "atif",
-    _recognises,
-    _read,
-)
+FORMAT = Format("atif", _recognises, _read)

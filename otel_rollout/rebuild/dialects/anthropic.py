@@ -134,21 +134,17 @@ def _block(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict
             call.miss(f"a part of type {kind!r} has no text", prompt=prompt)
         return {"type": _TEXTS[kind], _TEXTS[kind]: part.get("content")}
     if kind == "tool_call":
-        return _tool_use(part, call, prompt=prompt)
+        named = {"id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
+        check_tool_call(named["name"], named["input"], call, prompt=prompt)
+        if _SERVER_NAME in part:
+            return {"type": "mcp_tool_use", **named, "server_name": part[_SERVER_NAME]}
+        is_servers = str(part.get("id")).startswith(_SERVER_TOOL)
+        return {"type": "server_tool_use" if is_servers else "tool_use", **named}
     if kind == "tool_call_response":
         return _tool_result(part, call, prompt=prompt)
     kind = kind.removeprefix(_OTHER_BLOCK)
     call.miss(f"of a block of type {kind!r} only the type was written down", prompt=prompt)
     return {"type": kind}
-
-
-def _tool_use(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
-    named = {"id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
-    check_tool_call(named["name"], named["input"], call, prompt=prompt)
-    if _SERVER_NAME in part:
-        return {"type": "mcp_tool_use", **named, "server_name": part[_SERVER_NAME]}
-    is_servers = str(part.get("id")).startswith(_SERVER_TOOL)
-    return {"type": "server_tool_use" if is_servers else "tool_use", **named}
 
 
 def _tool_result(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:

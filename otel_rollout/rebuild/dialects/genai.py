@@ -52,17 +52,9 @@ def read_openllmetry(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
 
 
 _LOSES = LOST_BY_CONVENTIONS | {Fact.STRICT, Fact.REPLY_REFUSAL, Fact.USAGE_DETAILS}
-DIALECT = Dialect(
-    "genai",
-    recognises,
-    read,
-    loses=_LOSES | {Fact.FILES, Fact.ITEMS, Fact.PREVIOUS},
-)
+DIALECT = Dialect("genai", recognises, read, loses=_LOSES | {Fact.FILES, Fact.ITEMS, Fact.PREVIOUS})
 DIALECT_V2 = Dialect(
-    "openai-v2",
-    recognises_v2,
-    read,
-    loses=_LOSES | {Fact.TOOLS, Fact.NAMES, Fact.IMAGES},
+    "openai-v2", recognises_v2, read, loses=_LOSES | {Fact.TOOLS, Fact.NAMES, Fact.IMAGES}
 )
 LOST_BY_OPENLLMETRY = LOST_BY_CONVENTIONS | {
     Fact.STRICT,

@@ -231,9 +231,4 @@ _LOST_IN_REPLY_FIELDS = frozenset(
     )
 )
 
-DIALECT = Dialect(
-    "openinference",
-    recognises,
-    read,
-    loses=frozenset((Fact.EXTRA_BODY,)),
-)
+DIALECT = Dialect("openinference", recognises, read, loses=frozenset((Fact.EXTRA_BODY,)))

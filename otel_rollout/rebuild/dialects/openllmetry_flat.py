@@ -94,8 +94,7 @@ def _check_prompts(span: SpanRecord, prompts: Mapping[int, Any], call: ForeignCa
         )
     elif span.dropped_attributes:
         call.miss(
-            f"{span.dropped_attributes} attributes of its span were dropped by a limit",
-            prompt=True,
+            f"{span.dropped_attributes} attributes of its span were dropped by a limit", prompt=True
         )
 
 

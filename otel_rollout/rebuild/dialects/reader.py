@@ -9,13 +9,7 @@ from functools import cache
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.rebuild.dialects import (
-    anthropic,
-    genai,
-    logfire,
-    openinference,
-    openllmetry_flat,
-)
+from otel_rollout.rebuild.dialects import anthropic, genai, logfire, openinference, openllmetry_flat
 from otel_rollout.rebuild.dialects.call import (
     Dialect,
     Dump,

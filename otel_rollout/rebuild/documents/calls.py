@@ -38,6 +38,9 @@ class Format:
     """True if a JSON value is a list which is a document. None: no list is."""
     list_member: str = ""
     """The member under which such a list is a document."""
+    rollout_of: Callable[[Members], str] | None = None
+    """The id of the rollout of a document which is one call of it: `read` takes an object with its
+    `rollout_id`, its `entries`, and `is_incomplete`. None: a document is a trajectory."""
 
 
 class Calls:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.rebuild.documents import token_entries
 from otel_rollout.rebuild.documents.calls import Format, Members
 from otel_rollout.rebuild.plugins import installed
 from otel_rollout.spans import digest_of
@@ -17,20 +16,14 @@ from otel_rollout.wire import Json
 
 _OF_OTHERS = (
     *("trajectory_format", "info", "messages", "instance_id", "chat_messages", "role", "content"),
-    *(
-        "parts",
-        "conversation_id",
-        "session_id",
-        "trajectory_id",
-        "agent",
-        "steps",
-        "notes",
-        "extra",
-    ),
-    *("final_metrics", "continued_trajectory_ref", "subagent_trajectories"),
+    *("parts", "conversation_id", "session_id", "trajectory_id", "agent", "steps", "notes"),
+    *("extra", "final_metrics", "continued_trajectory_ref", "subagent_trajectories"),
+    *("rollout_id", "model_call_id", "prompt_token_ids", "generation_token_ids", "model"),
+    *("generation_log_probs", "routed_experts", "output_items", "token_item_index", "created_at"),
+    *("entry_digests", "frozen", "incomplete"),
 )
-"""Members with one of which a document of other distributions' formats begins: these are loaded
-for one alone."""
+"""Members with one of which a document, or the state of a rollout, begins: formats are loaded for
+one alone."""
 
 
 @cache
@@ -39,7 +32,7 @@ def formats() -> tuple[Format, ...]:
     return installed("otel_rollout_source")
 
 
-_KEYS = "|".join(sorted({*token_entries.KEYS, *_OF_OTHERS}))
+_KEYS = "|".join(_OF_OTHERS)
 # Our own lines begin with a number for `schema_version`, too.
 _VERSION = r'schema_version"\s*:\s*(?:"|\d+\s*,\s*"rollout_id")'
 may_be_document = re.compile(
@@ -72,7 +65,7 @@ class Documents:
     def __init__(self) -> None:
         self._seen: dict[str, bytes] = {}
         """A digest of the trajectory of each id."""
-        self._entries: dict[str, list[Members]] = {}
+        self._entries: dict[str, tuple[Format, list[Members]]] = {}
         """Token entries by rollout, until `rollouts`."""
 
     def read(self, data: Json) -> Iterator[Trajectory]:
@@ -82,14 +75,14 @@ class Documents:
         SpanFormatError for what is no document, or is not as its format says.
         """
         members = data if isinstance(data, dict) else {}
-        if token_entries.recognises(members):
-            self._entries.setdefault(token_entries.checked(members), []).append(members)
-            return
         found = next((each for each in formats() if each.recognises(members)), None)
         if found is None:
             got = ", ".join(map(repr, list(members)[:5])) if members else type(data).__name__
             raise SpanFormatError(f"{_NO_DOCUMENT}; got {got}")
-        yield from self._new(found.name, found.read(members))
+        if found.rollout_of is not None:
+            self._entries.setdefault(found.rollout_of(members), (found, []))[1].append(members)
+        else:
+            yield from self._new(found, members)
 
     def rollouts(
         self, fail: Callable[[SpanFormatError], None], state: CaptureState | None = None
@@ -101,22 +94,24 @@ class Documents:
         """
         held, self._entries = self._entries, {}
         if state is not None and state.is_incomplete:
-            held.setdefault(state.rollout_id, [])
-        for id_, entries in held.items():
+            for each in formats():
+                if each.rollout_of is not None:
+                    held.setdefault(state.rollout_id, (each, []))
+        for id_, (format_, entries) in held.items():
             is_incomplete = False
             if state is not None and state.rollout_id == id_:
                 ids = {entry["model_call_id"] for entry in entries}
                 is_incomplete = state.is_incomplete or not state.call_ids <= ids
-            made = token_entries.read(id_, entries, is_incomplete=is_incomplete)
+            found = {"rollout_id": id_, "entries": entries, "is_incomplete": is_incomplete}
             try:
-                yield from self._new(token_entries.SOURCE, made)
+                yield from self._new(format_, found)
             except SpanFormatError as error:
                 fail(SpanFormatError(f"rollout {id_!r}: {error}"))
 
-    def _new(self, name: str, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    def _new(self, found: Format, members: Members) -> Iterator[Trajectory]:
         """Those that did not come before. SpanFormatError for what is not as its format says."""
         try:
-            for trajectory in found:
+            for trajectory in found.read(members):
                 content = digest_of(trajectory.to_json().encode())
                 if self._seen.get(trajectory.id) != content:
                     self._seen[trajectory.id] = content
@@ -124,13 +119,14 @@ class Documents:
         except SpanFormatError:
             raise
         except KeyError as error:
-            raise SpanFormatError(f"not as {name} has it: {error} is missing") from None
+            raise SpanFormatError(f"not as {found.name} has it: {error} is missing") from None
         except UNREADABLE as error:
-            raise SpanFormatError(f"not as {name} has it ({error!r:.200})") from None
+            raise SpanFormatError(f"not as {found.name} has it ({error!r:.200})") from None
 
 
 _NO_DOCUMENT = (
-    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like (with "
-    "otel-rollout-exporter-atif), a token entry of NeMo Gym, or, with otel-rollout-formats, a "
-    "trajectory of mini-swe-agent, a list of chat messages or a history of Pydantic AI"
+    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like (install "
+    "otel-rollout-exporter-atif), a token entry of NeMo Gym (otel-rollout-exporter-nemo-gym), or a "
+    "trajectory of mini-swe-agent, a list of chat messages or a history of Pydantic AI "
+    "(otel-rollout-formats)"
 )

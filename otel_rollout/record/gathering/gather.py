@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import context as otel_context
 
-from otel_rollout.errors import (
-    ConfigurationError,
-    NotARolloutError,
-    NotRecordedError,
-    RolloutError,
-)
+from otel_rollout.errors import ConfigurationError, NotARolloutError, NotRecordedError, RolloutError
 from otel_rollout.record.context import GATHERING, detach
 from otel_rollout.record.current import Gathering
 from otel_rollout.record.gathering.progress import RolloutProgress

@@ -59,10 +59,7 @@ class RolloutProgress:
         if self._shown:
             if sys.stderr.isatty():
                 self._bar = import_module("tqdm").tqdm(
-                    total=self._total,
-                    desc=self._text,
-                    unit=f" {self._counted}",
-                    dynamic_ncols=True,
+                    total=self._total, desc=self._text, unit=f" {self._counted}", dynamic_ncols=True
                 )
             self._look_later()
         return self

@@ -160,10 +160,7 @@ def within(active: ActiveRollout, context: Context) -> Context:
 
 
 def with_rollout(
-    context: Context,
-    active: ActiveRollout,
-    version: str | int | None,
-    secret: bytes | None = None,
+    context: Context, active: ActiveRollout, version: str | int | None, secret: bytes | None = None
 ) -> Context:
     """The context with baggage that names the rollout, and the version of its policy."""
     context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, without_rollout(context))

@@ -20,13 +20,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.record.added_fields import NOTHING, Added, added_fields
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, attached, detach
-from otel_rollout.record.current import (
-    Run,
-    begin_part,
-    current_rollout,
-    end,
-    running_rollout,
-)
+from otel_rollout.record.current import Run, begin_part, current_rollout, end, running_rollout
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import (
     Carried,

@@ -6,29 +6,21 @@ token ids. The reply is kept with every other member of the entry, so that it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall
-from otel_rollout.rebuild.documents.calls import Calls, Members, list_of, nanoseconds, text
+from otel_rollout.rebuild.documents import Calls, Format, Members, list_of, nanoseconds, text
 from otel_rollout.spans import PACKED
 from otel_rollout.trajectory import Trajectory, sentences
 from otel_rollout.wire import Json
 
-VERSION = 1
+_VERSION = 1
 """The last `schema_version` that is read."""
-SOURCE = "nemo-gym"
+_SOURCE = "nemo-gym"
 _IDS = ("prompt_token_ids", "generation_token_ids")
 _ARRAYS = (*_IDS, "generation_log_probs")
 _NAMED = ("rollout_id", "model_call_id", *_IDS)
-KEYS = frozenset(
-    (
-        *(*_NAMED, "generation_log_probs", "schema_version", "model", "routed_experts"),
-        *("output_items", "token_item_index", "created_at"),
-        *("entry_digests", "frozen", "incomplete"),
-    )
-)
-"""Names of members with which an entry begins, or the state of a rollout."""
 _LOSES = KEPT_BY_NONE - {Fact.LOGPROBS, Fact.TOKEN_IDS} | frozenset(
     (
         *(Fact.PARAMETERS, Fact.TOOLS, Fact.PROMPT, Fact.FINISH_REASON),
@@ -37,17 +29,17 @@ _LOSES = KEPT_BY_NONE - {Fact.LOGPROBS, Fact.TOKEN_IDS} | frozenset(
 )
 
 
-def recognises(data: Members) -> bool:
+def _recognises(data: Members) -> bool:
     """True if a JSON object is an entry."""
     return data.keys() >= set(_NAMED)
 
 
-def checked(data: Members) -> str:
+def _rollout_of(data: Members) -> str:
     """The id of the rollout of an entry. SpanFormatError for an entry that is not whole."""
-    version = data.get("schema_version", VERSION)
-    if not isinstance(version, int) or version > VERSION:
+    version = data.get("schema_version", _VERSION)
+    if not isinstance(version, int) or version > _VERSION:
         raise SpanFormatError(
-            f"a token entry of schema_version {version!r}, and up to {VERSION} is read: update "
+            f"a token entry of schema_version {version!r}, and up to {_VERSION} is read: update "
             f"otel-rollout"
         )
     for name in ("rollout_id", "model_call_id"):
@@ -63,20 +55,19 @@ def checked(data: Members) -> str:
     return str(data["rollout_id"])
 
 
-def read(
-    rollout_id: str, entries: Iterable[Members], *, is_incomplete: bool
-) -> Iterator[Trajectory]:
-    """The trajectory of the entries of a rollout. is_incomplete: a call of it has no entry."""
+def _read(rollout: Members) -> Iterator[Trajectory]:
+    """The trajectory of the entries of a rollout."""
+    entries = rollout["entries"]
     for entry in entries:
         own = entry.get("otel_rollout")
         if isinstance(own, Mapping) and isinstance(record := own.get("trajectory"), str):
             yield Trajectory.from_json(record)
             return
-    calls = Calls(SOURCE, _LOSES, rollout_id)
+    calls = Calls(_SOURCE, _LOSES, rollout["rollout_id"])
     for entry in sorted(entries, key=_order):
         calls.add(_call(entry, calls), nanoseconds(entry.get("created_at")))
-    missing = [sentences.NO_ENTRY()] if is_incomplete else []
-    yield calls.trajectory(name=SOURCE, missing_calls=missing, also_warns=missing)
+    missing = [sentences.NO_ENTRY()] if rollout["is_incomplete"] else []
+    yield calls.trajectory(name=_SOURCE, missing_calls=missing, also_warns=missing)
 
 
 def _order(entry: Members) -> tuple[int, int]:
@@ -103,3 +94,6 @@ def _call(entry: Members, calls: Calls) -> ForeignCall:
         call.prompts.append(calls.prompt_path(prompt))
         call.reply["prompt_token_ids"] = {PACKED: 0}
     return call
+
+
+FORMAT = Format(_SOURCE, _recognises, _read, rollout_of=_rollout_of)
