@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from otel_rollout.export import TokenRows, all_options
 from otel_rollout.terminal import for_commands
 from otel_rollout.view.findings import Finding
 
@@ -69,6 +68,8 @@ class Causes:
             self._causes.values(),
             key=lambda each: (min(map(place.__getitem__, each.requirements)), -each.trajectories),
         )
+        from otel_rollout.export import TokenRows, all_options
+
         options = [option.name for option in all_options(TokenRows)]
         for each in causes[:_SHOWN]:
             names = ", ".join(sorted(each.requirements, key=place.__getitem__))
