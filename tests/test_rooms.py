@@ -308,7 +308,6 @@ LATER_IMPORTS = {
     "first_use.py": "what waits for the import of another module",
     "rebuild/plugins.py": "the registry of packages, for formats of others alone",
     "providers.py": "the SDK's metrics, where they are asked for",
-    "view/verbs/causes.py": "the options of exporters, where a remedy names one",
     "view/verbs/view.py": "the server's packages, which --html does not need",
     "otlp/encoding.py": "protobuf, where spans are sent over it",
     "otlp/writing.py": "the exporters of OTLP, where they are used",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from otel_rollout.terminal import for_commands
+from otel_rollout.trajectory import SequenceOptions
 from otel_rollout.view.findings import Finding
 
 NOTHING_TRAINS = "no token of it trains"
@@ -68,9 +69,7 @@ class Causes:
             self._causes.values(),
             key=lambda each: (min(map(place.__getitem__, each.requirements)), -each.trajectories),
         )
-        from otel_rollout.export import TokenRows, all_options
-
-        options = [option.name for option in all_options(TokenRows)]
+        options = [*SequenceOptions.__annotations__, "require_whole_groups"]
         for each in causes[:_SHOWN]:
             names = ", ".join(sorted(each.requirements, key=place.__getitem__))
             more = each.trajectories - len(each.ids)
