@@ -235,6 +235,18 @@ CASES: dict[str, Case] = {
         ],
         named="arguments of a tool call are those of several",
     ),
+    "calls whose pieces are mixed, at one index": Case(
+        [
+            chat(FIRST),
+            chat(call("weather", "", id="call_a", index=0)),
+            chat(call("weather", "", id="call_b", index=0)),
+            chat(call(None, ROME, index=0)),
+            chat(call(None, OSLO, index=0)),
+            END,
+            counted(2),
+        ],
+        named="pieces of its tool calls cannot be told apart",
+    ),
     "another name at one index": Case(
         [
             chat(FIRST),
@@ -404,13 +416,19 @@ async def test_what_is_put_together_is_the_reply_or_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reason", ["", "stop"])
-async def test_a_reason_on_every_chunk_is_no_end(
-    capture_only: Configure, clients: Clients, breaking: Callable[..., Any], reason: str
+@pytest.mark.parametrize("reasons", [("", ""), ("stop", "stop"), (None, "stop")])
+async def test_what_the_client_raised_on_does_not_train(
+    capture_only: Configure,
+    clients: Clients,
+    breaking: Callable[..., Any],
+    reasons: tuple[str | None, str],
 ) -> None:
-    """Where the connection breaks, which the client raises, nothing trains."""
+    """Where the connection breaks: whatever had come, and whatever it said of its end."""
     recording = capture_only()
-    sent = [chat(FIRST, reason, token_ids=[5]), chat({"content": "a"}, reason, token_ids=[8])]
+    sent = [
+        chat(FIRST, reasons[0], token_ids=[5]),
+        chat({"content": "a"}, reasons[1], token_ids=[8]),
+    ]
     lines = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in sent]
     framed = b"".join(b"%x\r\n%b\r\n" % (len(line), line) for line in lines)
     client = clients.asynchronous(breaking(HEAD + framed))
