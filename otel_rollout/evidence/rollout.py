@@ -110,7 +110,7 @@ class Head(Struct, frozen=True, omit_defaults=True):
     @property
     def facts(self) -> Facts:
         """What is compared where some rollouts are left out of training."""
-        return Facts(self.versions, self.ending, self.task, self.seconds, None, self.calls)
+        return Facts(self.versions, self.ending, self.task, None)
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Head:

@@ -1,7 +1,6 @@
-"""What is left out of training, beside what is kept: by version, ending, task, length. Pure.
+"""What is left out of training, beside what is kept: by version, ending and task. Pure.
 
-Leaving out what is old, long or failed changes what is learned from: rollouts that take long are
-the first to become old. All is counted, numbers in buckets, so that the counts of parts add up.
+Leaving out what is old or failed changes what is learned from. The counts of parts add up.
 """
 
 from __future__ import annotations
@@ -18,14 +17,10 @@ from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json, dumps, loads
 
 _NAMED = ("version", "ending", "task")
-_SPREAD = ("seconds", "tokens", "calls")
-_STEPS = 20
-"""Buckets of each doubling: a number is known to 2 %."""
 _LEAST = 16
 """Of fewer trajectories shares say nothing."""
 _SHOWN = 10
 """Versions, endings and tasks that are printed; the others are counted."""
-_QUARTERS = 4
 
 
 class Facts(NamedTuple):
@@ -35,34 +30,22 @@ class Facts(NamedTuple):
     """Policy versions that it was sampled with."""
     ending: str
     task_id: str | None
-    seconds: float | None
     reward: float | None
-    calls: int | None = None
-    tokens: int | None = None
-    """Tokens that were sampled, as far as they are known."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Facts:
         """Those of a trajectory; its calls are read."""
-        completions = trajectory.completions
-        counts = [each.sampled_count for each in completions]
-        known = [count for count in counts if count is not None]
         head = cls.of_head(trajectory)
-        return head._replace(
-            versions=tuple(dict.fromkeys([*trajectory.policy_versions, *head.versions])),
-            calls=len({each.span_id for each in completions}),
-            tokens=sum(known) if known else None,
-        )
+        versions = dict.fromkeys([*trajectory.policy_versions, *head.versions])
+        return head._replace(versions=tuple(versions))
 
     @classmethod
     def of_head(cls, trajectory: Trajectory) -> Facts:
         """Those of a trajectory for which no call is read."""
-        started, ended = trajectory.start_time_ns, trajectory.end_time_ns
         return cls(
             () if trajectory.policy_version is None else (trajectory.policy_version,),
             trajectory.termination_reason or trajectory.status,
             trajectory.task_id,
-            (ended - started) / 1e9 if ended is not None and started else None,
             None if trajectory.reward is None else float(trajectory.reward),
         )
 
@@ -120,9 +103,6 @@ class LeftOut:
         version: Json = next(iter(facts.versions), None) if facts.oldest is None else facts.oldest
         for what, value in zip(_NAMED, (version, facts.ending, facts.task_id), strict=True):
             count(what, value)
-        for what, number in zip(_SPREAD, (facts.seconds, facts.tokens, facts.calls), strict=True):
-            if number is not None:
-                count(what, _bucket(number))
         if facts.reward is not None and math.isfinite(facts.reward):
             count("scored", None)
             count("reward", None, facts.reward)
@@ -137,7 +117,7 @@ class LeftOut:
         return {**found}
 
     def to_dict(self) -> dict[str, Json]:
-        """The same as JSON: counts, quantiles, and the share left out of each quarter."""
+        """The same as JSON."""
         reasons = self.reasons
         kept = reasons.pop("", 0)
         named: dict[str, Json] = {
@@ -147,7 +127,6 @@ class LeftOut:
             ]
             for what in _NAMED
         }
-        spread = {what: _spread(sorted(self._beside(what))) for what in _SPREAD}
         (_, *sums), (_, *scored) = (
             next(self._beside(what), (None, 0, 0)) for what in ("reward", "scored")
         )
@@ -158,7 +137,6 @@ class LeftOut:
             "reasons": reasons,
             "reward": dict(zip(("kept", "left_out"), means, strict=True)),
             **named,
-            **spread,
         }
 
     def lines(self) -> Iterator[str]:
@@ -172,8 +150,6 @@ class LeftOut:
         yield f"{found['left_out']} of {total} left out: {whys}"
         for what in _NAMED:
             yield from _line_by_value(what, found[what])
-        for what in _SPREAD:
-            yield from _line_by_quarter(what, found[what]["left_out_by_quarter"])
         rewards = found["reward"]
         if None not in rewards.values():
             kept, left = rewards["kept"], rewards["left_out"]
@@ -200,55 +176,3 @@ def _line_by_value(what: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str
     texts += [f"{len(known) - _SHOWN} more"] if len(known) > _SHOWN else []
     if len(known) > 1:
         yield f"  by {what}: {', '.join(texts)}"
-
-
-def _line_by_quarter(what: str, shares: Sequence[float | None]) -> Iterator[str]:
-    """How much is left out of each quarter, where numbers are known."""
-    texts = ["-" if each is None else f"{each:.0%}" for each in shares]
-    if texts:
-        yield f"  by {what}, of each quarter from the least on: {', '.join(texts)}"
-
-
-def _spread(rows: Sequence[tuple[int, int, int]]) -> dict[str, Json]:
-    """How buckets, in order, are distributed: quantiles, and the share left out by quarter."""
-    total = sum(kept + left for _, kept, left in rows)
-    both, left_of = [0] * _QUARTERS, [0] * _QUARTERS
-    before = 0
-    for _, kept, left in rows:
-        middle = (before + (kept + left) / 2) / total
-        both[int(middle * _QUARTERS)] += kept + left
-        left_of[int(middle * _QUARTERS)] += left
-        before += kept + left
-    return {
-        "kept": _quantiles([(bucket, kept) for bucket, kept, _ in rows]),
-        "left_out": _quantiles([(bucket, left) for bucket, _, left in rows]),
-        "left_out_by_quarter": [
-            left / count if count else None for left, count in zip(left_of, both, strict=True)
-        ]
-        if rows
-        else [],
-    }
-
-
-def _quantiles(rows: Sequence[tuple[int, int]]) -> dict[str, Json]:
-    """Median and 90th percentile of buckets with their counts; None where there is none."""
-    total = sum(count for _, count in rows)
-    found: dict[str, Json] = {}
-    for name, share in (("p50", 0.5), ("p90", 0.9)):
-        passed = itertools.accumulate(count for _, count in rows)
-        buckets = (b for (b, _), sum_ in zip(rows, passed, strict=True) if sum_ >= share * total)
-        found[name] = _number_in(next(buckets)) if total else None
-    return found
-
-
-_ZERO = -1_000_000
-"""The bucket of zero, before all others."""
-
-
-def _bucket(number: float) -> int:
-    return round(_STEPS * math.log2(number)) if number > 0 else _ZERO
-
-
-def _number_in(bucket: int) -> float:
-    """About the number that a bucket stands for."""
-    return 0.0 if bucket == _ZERO else float(f"{2 ** (bucket / _STEPS):.3g}")

@@ -145,13 +145,8 @@ def normalised_key(message: Json) -> bytes:
     return key_of(message, parts, others)
 
 
-def message_key(message: Json) -> bytes | None:
-    """`normalised_key`; None for an item that is only reasoning, which a replay may leave out."""
-    return key_unless_reasoning(message, *read_message(message))
-
-
 def key_unless_reasoning(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes | None:
-    """The same of a message that was read."""
+    """`key_of`; None for an item that is only reasoning, which a replay may leave out."""
     if not others and parts and all(isinstance(part, Reasoning) for part in parts):
         return None
     return key_of(message, parts, others)

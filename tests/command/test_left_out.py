@@ -22,9 +22,6 @@ ANY_FACTS = st.builds(
     versions=st.lists(st.integers(0, 9) | st.just("7") | st.just("main"), max_size=3).map(tuple),
     ending=st.sampled_from(["complete", "error", "timeout"]),
     task_id=st.none() | st.sampled_from("ab"),
-    calls=st.integers(0, 50),
-    tokens=st.none() | st.integers(0, 10**6),
-    seconds=st.none() | st.floats(0, 1e5),
     reward=st.none() | st.floats(-1, 1),
 )
 
@@ -46,29 +43,12 @@ def test_every_trajectory_is_counted_once_whatever_is_added_to_what(
         assert sum(row["kept"] for row in found[what]) == found["kept"]
         assert sum(row["left_out"] for row in found[what]) == found["left_out"]
     joined: Any = LeftOut(parts[0].counts + parts[1].counts).to_dict()
-    assert joined["seconds"] == found["seconds"]
-    assert joined["calls"] == found["calls"]
+    assert joined["reasons"] == found["reasons"]
     numbers = [int(v) for facts in each for v in facts.versions if v != "main"]
     for facts in each:
         own = [int(v) for v in facts.versions if v != "main"]
         assert (limit.reason(facts) is not None) == bool(own and max(numbers) - min(own) > most)
     json.dumps(found, allow_nan=False)
-
-
-def test_a_limit_on_age_takes_the_long_ones():
-    """Quarters show it: rollouts that take long are sampled with older weights."""
-    counts = LeftOut()
-    for seconds in range(1, 101):
-        facts = Facts((9 - seconds // 25,), "complete", "t", float(seconds), 1.0, 1)
-        counts.add(facts, PolicyLag(2, 9).reason(facts))
-    found: Any = counts.to_dict()
-    assert found["seconds"]["left_out_by_quarter"][:2] == [0, 0]
-    assert found["seconds"]["left_out_by_quarter"][3] == 1
-    assert found["seconds"]["kept"]["p50"] == pytest.approx(37, rel=0.05)
-    assert found["seconds"]["left_out"] == {
-        "p50": pytest.approx(87, rel=0.05),
-        "p90": pytest.approx(97, rel=0.05),
-    }
 
 
 @rollout
@@ -106,13 +86,12 @@ async def test_what_is_left_out_is_not_there_and_is_reported(
     kept = {(row["group_id"], row["trajectory_id"]) for row in rows_in(tmp_path / "rows")}
     assert Counter(group.partition("@")[0] for group, _ in kept) == {"g2": 4, "g4": 4}
     told = [line.strip() for line in capsys.readouterr().err.splitlines()]
-    assert told[-7] == (
+    assert told[-4] == (
         "10 of 18 trajectories left out: 6 sampled more than 2 versions before 4, "
         "4 failed without a reward"
     )
-    assert told[-6] == "by version: 1: 6 of 6, 2: 2 of 6, 4: 2 of 6"
-    assert told[-5] == "by ending: error: 6 of 6, complete: 4 of 12"
-    assert told[-2].startswith("by calls, of each quarter from the least on: ")
+    assert told[-3] == "by version: 1: 6 of 6, 2: 2 of 6, 4: 2 of 6"
+    assert told[-2] == "by ending: error: 6 of 6, complete: 4 of 12"
     assert told[-1] == "mean reward: 0.500 of what is kept, 0.500 of what is left out"
     assert main(["export", *to, source, "--where", "'g1@' not in group_id"]) == 0
     assert len({row["trajectory_id"] for row in rows_in(tmp_path / "rows")}) == 8
