@@ -234,12 +234,12 @@ def _main(trajectory: Trajectory) -> Any:
 
 
 async def test_the_main_row_is_that_of_the_main_history(recording: Recording, clients: Clients):
-    """Also where the last call, and the longest row, are another agent's."""
+    """Also where the first row is another agent's."""
     trajectory = await agents.play(clients, agents.interleaved)
     made = to_trl_rollout([trajectory], choose="main")
     text = bytes(i for i in made["prompt_ids"][0] if i < 256).decode()
-    assert text == "first"
-    assert made["prompt_ids"] != to_trl_rollout([trajectory], choose="last")["prompt_ids"]
+    assert text == trajectory.messages()[0]["content"] == "second"
+    assert len(trajectory.token_sequences()) == 2
 
 
 async def test_completions_are_cut_at_their_end_only(recording: Recording, clients: Clients):

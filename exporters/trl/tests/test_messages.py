@@ -301,7 +301,7 @@ async def test_reasoning_has_the_name_that_templates_know(recording: Recording, 
             await agents.ask(client, [agents.user(text)])
 
     rows = to_trl_sft([await gather_trajectory(agent())])
-    assert [row["messages"][-1].get("reasoning_content") for row in rows] == ["x", "y"]
+    assert [row["messages"][-1].get("reasoning_content") for row in rows] == ["y", "x"]
 
 
 # --- preferences
