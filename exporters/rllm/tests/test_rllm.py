@@ -172,7 +172,7 @@ async def test_a_group_with_failures(recording: Recording, clients: Clients, tmp
     (tmp_path / "part").write_text("".join(json.dumps(r) + "\n" for r in exporter.rows(group)))
     exporter.finish(tmp_path / "part", tmp_path / "rows.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in rows] == ["g:0", "g:1", "g:2"]
+    assert [row["id"] for row in rows] == [f"{group.key}:{number}" for number in range(3)]
     assert [row["is_correct"] for row in rows] == [True, False, False]
     assert [row["termination_reason"] for row in rows] == ["env_done", "error", "env_done"]
     assert [[t["reward"] for t in row["trajectories"]] for row in rows] == [[1.0], [], [0.0]]

@@ -184,7 +184,8 @@ async def test_failed_rollouts_have_no_output(recording: Recording, clients: Cli
 
 async def test_unknown_log_probabilities(recording: Recording, clients: Clients):
     """They are refused where they train, and left to verl if that is asked for."""
-    client = clients.asynchronous(clients.serve(logprobs=False))
+    replies = [Reply("a", finish_reason="length"), "b"]
+    client = clients.asynchronous(clients.serve(replies, logprobs=False))
 
     @rollout
     async def agent() -> None:
