@@ -37,7 +37,7 @@ def reply(request: dict[str, Any]) -> Raw:
     """A reply of realistic size."""
     head = {"id": f"chatcmpl-{next(_number)}", "created": 1_700_000_000, "model": "m"}
     prompt = {
-        "prompt_token_ids": _prompt_ids(request["messages"], drifts=request["model"] == "drifts")
+        "prompt_token_ids": _prompt_ids(request["messages"], drifts=request.get("model") == "drifts")
     }
     count = request.get("max_tokens", TOKENS)
     times = -(-count // TOKENS)

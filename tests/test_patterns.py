@@ -91,6 +91,8 @@ def item_of(name: str, operator: Any, value: Any, flags: int, found: list[bool])
         )
     if name == "SUBPATTERN":
         return part_of(value[-1], flags, found)
+    if name == "GROUPREF":  # what the group matched, of which nothing is known here
+        return Part(frozenset(KNOWN))
     if name in ("AT", "ASSERT", "ASSERT_NOT"):
         return Part()
     return Part(chars_of(operator, value, flags), may_be_empty=False)

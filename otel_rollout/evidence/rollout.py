@@ -102,8 +102,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """Policy versions that it was sampled with."""
     ending: str = "unknown"
     """Its termination reason, or its status."""
-    seconds: float | None = None
-    """From its start to its end."""
     calls: int | None = None
     """The exchanges that came."""
 
@@ -134,7 +132,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
             missing=tuple(lost),
             versions=tuple(version for version in versions if version is not None),
             ending=facts.ending,
-            seconds=facts.seconds,
             calls=len(trajectory.exchanges),
         )
 
@@ -311,7 +308,6 @@ class Evidence:
             rewards=tuple(rewards),
             versions=tuple(dict.fromkeys(_versions(spans))),
             ending=text(sc.ROLLOUT_TERMINATION_REASON) or text(sc.ROLLOUT_STATUS) or "unknown",
-            seconds=_seconds(spans[0]) if self.has_ended else None,
             calls=sum(record.kind == "exchange" for record in spans),
         )
 
@@ -328,11 +324,6 @@ def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:
             found = record.text(name) or _bounded(record.integer(name))
             if found is not None:
                 yield found
-
-
-def _seconds(record: SpanRecord) -> float | None:
-    end = record.end_time_ns
-    return None if end is None else (end - record.start_time_ns) / 1e9
 
 
 def _size(number: int | None) -> int | None:

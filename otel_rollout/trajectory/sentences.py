@@ -116,7 +116,7 @@ MISSING_CONTENT = Sentence(
 GAPS = Sentence(
     "at least {gaps} model calls are missing: their spans did not come, or they had not ended",
     "incomplete",
-    f"{_ALL_SPANS}. Otherwise leave the trajectory out (require_all_calls).",
+    f"{_ALL_SPANS}. Otherwise leave the trajectory out (require_all_calls=True).",
 )
 LATE = Sentence(
     "{count} model calls had not ended when the rollout did; they are not part of it",

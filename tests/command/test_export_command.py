@@ -291,7 +291,7 @@ def test_exporters_are_listed(capsys: Any, tmp_path_factory: Any, monkeypatch: p
     assert "\ntokens         otel-rollout " in out
     assert "\n    --option credit=broadcast: 'broadcast', 'split' or 'last'\n" in out
     assert "\n    --option max_length=none: a whole number from 1 on or none\n" in out
-    assert out.count("--option include_side_calls=false: ") == 3
+    assert out.count("--option include_side_calls=false: ") == 5
     folder = plugin(tmp_path_factory.mktemp("site"), "import nothing_like_it")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "other_rows", raising=False)

@@ -180,15 +180,13 @@ async def test_token_ids_tell_if_a_name_is_rendered(
 @pytest.mark.parametrize("case", OTHER)
 async def test_another_message(recording: Recording, clients: Clients, case: str) -> None:
     """What says something else is not sampled: context, in a history of its own."""
-    first, again = OTHER[case]
-    await play(clients, first, again)
+    said_first, again = OTHER[case]
+    await play(clients, said_first, again)
     trajectory = replayed(recording)
     table(trajectory)
-    assert [history.completion_ids for history in trajectory.histories] == [
-        ["chatcmpl-1"],
-        ["chatcmpl-2"],
-    ]
-    context = trajectory.histories[1].items[1]
+    main, first = trajectory.histories
+    assert [main.completion_ids, first.completion_ids] == [["chatcmpl-2"], ["chatcmpl-1"]]
+    context = main.items[1]
     assert context.message == {"role": "assistant", **again}
     assert context.completion is None
     assert not context.trainable
@@ -257,8 +255,8 @@ async def test_tool_results_in_another_order(recording: Recording, clients: Clie
         for given in (results, results[::-1]):
             await ask(client, user("u"), {"role": "assistant", **calls}, *given)
     assert table(replayed(recording)) == [
-        "user u, 0* f() f(), tool result 1, tool result 2, 1* a",
-        "user u, 0 f() f(), tool result 2, tool result 1, 2* b",
+        "user u, 0* f() f(), tool result 2, tool result 1, 2* b",
+        "user u, 0 f() f(), tool result 1, tool result 2, 1* a",
     ]
 
 
@@ -279,7 +277,7 @@ async def test_a_prefilled_reply_that_is_sent_back(
         await ask(client, user("u"), said("It"))
         await ask(client, user("u"), *again, user("u2"))
     assert table(replayed(recording)) == (
-        ["user u, assistant It, 0*  is Paris", "user u, assistant It is Paris, user u2, 1* t"]
+        ["user u, assistant It is Paris, user u2, 1* t", "user u, assistant It, 0*  is Paris"]
         if merged
         else ["user u, assistant It, 0*  is Paris, user u2, 1* t"]
     )
@@ -299,7 +297,7 @@ async def test_a_truncated_reply_that_is_continued(
         await ask(client, user("u"), said("Par"), **options)
         await ask(client, user("u"), *again, user("u2"))
     assert table(replayed(recording)) == (
-        ["user u, 0* Par, 1* is", "user u, assistant Paris, user u2, 2* t"]
+        ["user u, assistant Paris, user u2, 2* t", "user u, 0* Par, 1* is"]
         if merged
         else ["user u, 0* Par, 1* is, user u2, 2* t"]
     )
@@ -355,7 +353,7 @@ async def test_a_history_that_is_sent_as_it_is(recording: Recording, clients: Cl
         messages: list[Any] = live.get_history(first.id).messages()
         await ask(client, *messages, user("u2"))
     trajectory = replayed(recording)
-    assert table(trajectory) == ["user u, 0* same", "user u, 1* same, user u2, 2* t"]
+    assert table(trajectory) == ["user u, 1* same, user u2, 2* t", "user u, 0* same"]
     assert len(trajectory.warnings) == 1
 
 
@@ -394,7 +392,7 @@ async def test_instructions_and_tools_are_part_of_the_conversation(
             options: dict[str, Any] = {"tools": tools, "instructions": instructions}
             await client.responses.create(model="m", input=items, **options)
     trajectory = replayed(recording)
-    assert table(trajectory) == ["user u, 0* r", "user u, assistant r, user u2, 1* t"]
+    assert table(trajectory) == ["user u, assistant r, user u2, 1* t", "user u, 0* r"]
 
 
 async def test_tools_that_come_back(recording: Recording, clients: Clients) -> None:

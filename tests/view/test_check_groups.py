@@ -209,5 +209,5 @@ def test_rows_of_a_group_that_is_not_whole(
     main([*export, "--option", "require_whole_groups=true"])
     error = capsys.readouterr().err
     assert "3 trajectories refused:" in error
-    assert error.count("expected whole groups, but group 'h' has 3 of 4 samples") == 1
+    assert error.count("expected whole groups, but group 'h' has some of the samples") == 1
     assert {json.loads(line)["group_id"] for line in output.read_text().splitlines()} == {"g"}

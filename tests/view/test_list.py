@@ -365,13 +365,13 @@ def test_where_none_matches_that_is_said(trajectories: str, capsys: Output) -> N
 
 
 def test_a_last_line_that_is_not_whole_is_named(tmp_path: Path, capsys: Output) -> None:
-    """Its writer may still be writing, so the status is 0."""
+    """Its writer may still be writing, so the status is 0; but 1 where the file has no other."""
     path = write(tmp_path / "t.jsonl", line("a" * 32, Call([user("hi")])))
     whole = path.read_bytes()
     for content, count in ((whole + whole[:300], 1), (whole[:300], 0)):
         path.write_bytes(content)
         for verb in ("list", "show"):
-            assert main([verb, str(path)]) == 0
+            assert main([verb, str(path)]) == 1 - count
             said = capsys.readouterr()
             assert f"{path}, line {count + 1}, the last one, is not whole" in said.err
             assert ("aaaaaaaa" in said.out) == bool(count)

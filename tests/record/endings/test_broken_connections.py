@@ -92,7 +92,7 @@ async def test_a_connection_that_breaks(
 async def test_a_stream_that_breaks_when_all_is_said(
     configure: Configure, clients: Clients, caller: Caller, breaking: Callable[..., Any]
 ) -> None:
-    """Between the finish reason and `[DONE]` nothing is sampled: the completion is whole."""
+    """Nothing is sampled behind the finish reason; but what the client raised on does not train."""
     sent = HEAD + framed(event("Par")) + framed(event("is", "stop"))
 
     async def script(client: Any) -> Any:
@@ -108,8 +108,9 @@ async def test_a_stream_that_breaks_when_all_is_said(
     seen = await outcome(caller.run(in_rollout(caller.client(clients, server))))
     assert seen == bare
     assert seen[0] == "raised"
-    trajectory, completion = ended(recording, "complete")
+    trajectory, completion = ended(recording, "error")
     assert said(completion) == "Paris"
+    assert (completion.finish_reason, completion.trainable) == ("stop", False)
     assert trajectory.status == "error"
 
 

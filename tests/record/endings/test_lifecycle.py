@@ -306,7 +306,7 @@ class Cancelled:
 async def test_a_task_that_is_cancelled(
     recording: Recording, clients: Clients, how: str, stream: bool
 ) -> None:
-    """A cancelled call is recorded as cancelled, with what had come."""
+    """A cancelled call is recorded as cancelled, with what had come; the rollout has its reason."""
     reply = Reply(TEXT, chunk_delay=0.1) if stream else Reply(TEXT, delay=5)
     client = clients.asynchronous(clients.serve(reply))
     started = asyncio.Event()
@@ -323,8 +323,9 @@ async def test_a_task_that_is_cancelled(
 
     await Cancelled(how).run(script(), started)
     trajectory, completion = ended(recording, "cancelled")
-    assert trajectory.status == "cancelled"
-    assert trajectory.termination_reason == "cancelled"
+    is_late = how != "cancel"
+    assert trajectory.status == ("error" if is_late else "cancelled")
+    assert trajectory.termination_reason == ("timeout" if is_late else "cancelled")
     assert trajectory.warnings == []
     assert completion.error is not None
     assert completion.error["type"] == "CancelledError"

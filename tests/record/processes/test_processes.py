@@ -238,7 +238,7 @@ def test_spans_that_are_handed_back_complete_the_live_trajectory(
     assert live.reward == 0.75
     assert live.metadata == {"host": "child"}
     assert [c.reward for c in live.completions] == [None, 1.0]
-    assert live.histories[1].messages()[-1]["content"] == "more"
+    assert live.histories[0].messages()[-1]["content"] == "more"
     assert reconstruct([*spans, *records(recording)]) == [live]
     with pytest.raises(TrajectorySealedError, match="add the spans while it runs"):
         live.add_spans(spans)

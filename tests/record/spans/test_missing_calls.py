@@ -337,7 +337,7 @@ def test_exporters_leave_it_out_and_count_it(recording: Recording, clients: Clie
     assert json.loads(row)["trajectory_id"] == good.id
     ((reason, count),) = tally.refused.items()
     assert count == 1
-    assert "N request to /api/chat went through requests" in reason
+    assert "… request to /api/chat went through requests" in reason
     with pytest.raises(ExportError):
         rows_of(items, exporter, Tally(), reports.append, strict=True)
     assert len(rows_of(items, TokenRows(), Tally(), reports.append, strict=True)) == 2
