@@ -13,13 +13,13 @@ import sys
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from otel_rollout.command.checks import Finding, check
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.terminal import has_colours, number_of
+from otel_rollout.terminal import number_of
 from otel_rollout.wiring import TruncationWarning, configure, shutdown
 
 _FLUSH_MILLIS = 5000
@@ -28,7 +28,9 @@ _FLUSH_MILLIS = 5000
 def doctor(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     findings = [*_set_up(options.setup), *check(server=options.server, model=options.model)]
-    _print(findings)
+    width = shutil.get_terminal_size((80, 24)).columns
+    for each in findings:
+        print(textwrap.fill(str(each), width, subsequent_indent=" " * 9, break_on_hyphens=False))
     levels = Counter(finding.level for finding in findings)
     print(f"\n{number_of(levels['problem'], 'problem')}, {number_of(levels['warning'], 'warning')}")
     shutdown(_FLUSH_MILLIS)
@@ -42,21 +44,10 @@ def _set_up(target: str | None) -> Iterator[Finding]:
         try:
             run_setup(target)
         except ConfigurationError as error:
-            yield Finding.problem("set-up", str(error))
+            yield Finding("problem", "set-up", str(error))
         except (Exception, SystemExit) as error:  # whatever the user's set-up raises
             text = f"{target or 'configure()'} raised {type(error).__name__}: {error}"
-            yield Finding.problem("set-up", text)
-
-
-def _print(findings: Iterable[Finding]) -> None:
-    styles = {"ok": "32", "warning": "33", "problem": "1;31"} if has_colours() else {}
-    width = shutil.get_terminal_size((80, 24)).columns
-    for finding in findings:
-        text = textwrap.fill(str(finding), width, subsequent_indent=" " * 9, break_on_hyphens=False)
-        if finding.level in styles:
-            head = finding.level
-            text = f"\x1b[{styles[head]}m{head}\x1b[0m{text[len(head) :]}"
-        print(text)
+            yield Finding("problem", "set-up", text)
 
 
 def run_setup(target: str | None) -> None:

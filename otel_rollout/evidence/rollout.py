@@ -102,8 +102,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """Policy versions that it was sampled with."""
     ending: str = "unknown"
     """Its termination reason, or its status."""
-    calls: int | None = None
-    """The exchanges that came."""
 
     @property
     def facts(self) -> Facts:
@@ -132,7 +130,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
             missing=tuple(lost),
             versions=tuple(version for version in versions if version is not None),
             ending=facts.ending,
-            calls=len(trajectory.exchanges),
         )
 
     @property
@@ -308,7 +305,6 @@ class Evidence:
             rewards=tuple(rewards),
             versions=tuple(dict.fromkeys(_versions(spans))),
             ending=text(sc.ROLLOUT_TERMINATION_REASON) or text(sc.ROLLOUT_STATUS) or "unknown",
-            calls=sum(record.kind == "exchange" for record in spans),
         )
 
 

@@ -8,27 +8,19 @@ types by `read_options`; an exporter itself only ever sees typed values.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from msgspec import Meta, ValidationError, convert
+
 from otel_rollout.errors import ConfigurationError
 
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Lower bound of an option that is a whole number, in `Annotated[int, AtLeast(1)]`."""
-
-    minimum: int
-    """The smallest number that is accepted."""
-
-
-Positive = Annotated[int, AtLeast(1)]
+Positive = Annotated[int, Meta(ge=1)]
 """A whole number from 1 on."""
-NotNegative = Annotated[int, AtLeast(0)]
+NotNegative = Annotated[int, Meta(ge=0)]
 """A whole number from 0 on."""
 
 _TRUE = ("true", "1", "yes", "on")
@@ -169,9 +161,9 @@ def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, UnionType)
 
 
-def _bound(kind: Any) -> int | None:
+def _bound(kind: Any) -> float | None:
     """The lower bound of an annotated int; None for every other annotation."""
-    bounds = [item.minimum for item in get_args(kind)[1:] if isinstance(item, AtLeast)]
+    bounds = [item.ge for item in get_args(kind)[1:] if isinstance(item, Meta)]
     return bounds[0] if get_origin(kind) is Annotated and bounds else None
 
 
@@ -187,9 +179,9 @@ def _read(kind: Any, text: str) -> object:
         return _choose(text.lower(), dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False))
     if get_origin(kind) is Literal:
         return _choose(text, {str(choice): choice for choice in get_args(kind)})
-    if (bound := _bound(kind)) is not None:
+    if _bound(kind) is not None:
         number = int(text)
-        return _choose(number, {number: number} if number >= bound else {})
+        return _choose(_is(kind, number), {True: number})
     if kind in (int, float, str, Path):
         return kind(text)
     return text.split(",") if _is_texts(kind) else text  # an unknown annotation: as it is
@@ -202,22 +194,12 @@ def _choose(key: object, values: Mapping[Any, object]) -> object:
 
 
 def _is(kind: Any, value: object) -> bool:
-    if kind is NoneType:
-        return value is None
-    if get_origin(kind) is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
-    if (bound := _bound(kind)) is not None:
-        return _is(int, value) and value >= bound  # type: ignore[operator]
-    if kind in (int, float):
-        wanted = int if kind is int else (int, float)
-        return isinstance(value, wanted) and not isinstance(value, bool)
-    if kind in (bool, str):
-        return isinstance(value, kind)
-    if kind is Path:
-        return isinstance(value, str | os.PathLike)
-    if _is_texts(kind):
-        is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        return is_list and all(isinstance(item, str) for item in value)  # type: ignore[attr-defined]
+    try:
+        convert(value, kind, dec_hook=lambda wanted, given: wanted(given))
+    except ValidationError:
+        return False
+    except TypeError:  # an annotation that is not known here
+        return True
     return True
 
 

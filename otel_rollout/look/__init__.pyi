@@ -8,5 +8,4 @@ from otel_rollout.look.metrics import Measurements as Measurements
 from otel_rollout.look.metrics import Score as Score
 from otel_rollout.look.metrics import rollout_metrics as rollout_metrics
 from otel_rollout.look.sums import Sums as Sums
-from otel_rollout.look.sums import built_summary as built_summary
 from otel_rollout.look.tool_spans import ToolSpans as ToolSpans

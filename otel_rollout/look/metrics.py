@@ -2,8 +2,7 @@
 
 They go to the global meter provider; what begins while there is none is not counted. Names and
 attributes are in `semconv`. No attribute is an id: there are as many series as there are
-agents, statuses and exporters. `gen_ai.client.*` is left to the instrumentors, which have it for
-each model; of the conventions' metrics of agents we have those that count their calls.
+agents, statuses and exporters. `gen_ai.client.*` of each model is left to the instrumentors.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from opentelemetry import metrics
 
@@ -26,17 +24,7 @@ Labels = Mapping[str, str]
 _NOT_COUNTED = "a metric was not recorded"
 _REWARDS = (-10, -5, -2, -1, -0.5, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 2, 5, 10)
 _SECONDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 3600, 7200)
-_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _LAGS = (0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
-
-
-class OwnCounts(NamedTuple):
-    """Counts of a rollout that ends, without those of rollouts inside it."""
-
-    calls: int
-    """Calls of models that were asked to generate."""
-    tools: int
-    """Tools that have a span."""
 
 
 class Metrics:
@@ -69,13 +57,6 @@ class Metrics:
         self.calls_running = meter.create_up_down_counter(
             sc.METRIC_CALLS_RUNNING, "{call}", "Model calls in flight."
         )
-        self._agent_calls, self._agent_tools = (
-            meter.create_histogram(name, unit, text, explicit_bucket_boundaries_advisory=_COUNTS)
-            for name, unit, text in (
-                (sc.METRIC_AGENT_CALLS, "{inference_call}", "Model calls of a rollout."),
-                (sc.METRIC_AGENT_TOOLS, "{tool_call}", "Tools of a rollout that have a span."),
-            )
-        )
         self._tokens = meter.create_counter(
             sc.METRIC_TOKENS, "{token}", "Tokens by the servers' own counts: prompts and replies."
         )
@@ -99,12 +80,7 @@ class Metrics:
 
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def rollout_ended(
-        self,
-        labels: Labels,
-        status: str,
-        reason: str | None,
-        seconds: float,
-        own: OwnCounts | None = None,
+        self, labels: Labels, status: str, reason: str | None, seconds: float
     ) -> None:
         """Count a rollout that has ended. reason: why it did not end by returning."""
         self.running.add(-1, labels)
@@ -113,9 +89,6 @@ class Metrics:
         if reason is not None:
             ended[sc.ROLLOUT_TERMINATION_REASON] = reason
         self._ended.add(1, ended)
-        if own is not None:
-            self._agent_calls.record(own.calls, labels)
-            self._agent_tools.record(own.tools, labels)
 
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def scored(self, labels: Labels, reward: float) -> None:
@@ -155,8 +128,7 @@ class Measurements(Observer):
         reason = trajectory.termination_reason or rollout.ended_early
         began = trajectory.start_time_ns
         seconds = (time.time_ns() - began) / 1e9 if began else 0
-        own = rollout.observed.pop(OwnCounts, None)
-        found.rollout_ended(labels, trajectory.status, reason, seconds, own)
+        found.rollout_ended(labels, trajectory.status, reason, seconds)
 
     def scored(self, rollout: ActiveRollout, reward: float) -> None:
         if self in rollout.observed:

@@ -7,7 +7,6 @@ for its count of tokens, and the last reply once, at the end.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -15,18 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.metrics import OwnCounts, labels_of, rollout_metrics
+from otel_rollout.look.metrics import labels_of, rollout_metrics
 from otel_rollout.record import (
-    NOT_SHOWN,
     ActiveRollout,
     ExchangeRecorder,
     Observer,
-    guarded,
     present,
     process_state,
     reward_numbers,
 )
-from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import (
     Json,
     ModelApi,
@@ -60,10 +56,6 @@ class Summary:
     def __init__(self) -> None:
         self.calls = 0
         """Calls of models that were asked to generate."""
-        self.tools = 0
-        """Tools that have a span."""
-        self.inside = [0, 0]
-        """Of the calls and of the tools those of rollouts inside it."""
         self.lock = threading.Lock()
         self._counted = 0
         """Calls whose tokens are in the sums."""
@@ -95,24 +87,10 @@ class Summary:
         if process_state.content.exported:
             self._last = body, path, events
 
-    def show(self, first: list[Json], last: list[Json]) -> None:
-        """Take in the conversations of the first and the last step of a trajectory."""
-        replies = [number for number, m in enumerate(first) if _role(m) == "assistant"]
-        self._task = _task(first[: replies[0]] if replies else first)
-        if last and _role(last[-1]) == "assistant":
-            self._answer_inside = time.time_ns(), shown_message(last[-1], reasoning=False)
-
-    def tool_ended(self) -> None:
-        """A tool that has a span has ended."""
-        with self.lock:
-            self.tools += 1
-
     def include(self, inner: Summary, answer: str | None) -> None:
         """Take in a rollout inside it that has ended. answer: its last reply, or its output."""
         with self.lock:
-            self.inside = [self.inside[0] + inner.calls, self.inside[1] + inner.tools]
             self.calls += inner.calls
-            self.tools += inner.tools
             self._counted += inner._counted
             self._tokens = [sum(pair) for pair in zip(self._tokens, inner._tokens, strict=True)]
             task = inner._task
@@ -185,11 +163,6 @@ class Sums(Observer):
             # Of two threads at once one may be missed: it is for eyes alone.
             process_state.sampled_tokens += counts.output
 
-    def tool_ended(self, rollout: ActiveRollout, *, failed: bool) -> None:
-        summary: Summary | None = rollout.observed.get(self)
-        if summary is not None:
-            summary.tool_ended()
-
     def rollout_ends(self, rollout: ActiveRollout, attributes: dict[str, Any]) -> None:
         summary: Summary | None = rollout.observed.get(self)
         if summary is None:
@@ -199,8 +172,6 @@ class Sums(Observer):
         around = rollout.parent.observed.get(self) if rollout.parent is not None else None
         if around is not None:
             around.include(summary, answer)
-        own = summary.calls - summary.inside[0], summary.tools - summary.inside[1]
-        rollout.observed[OwnCounts] = OwnCounts(*own)  # for other observers
         is_workflow = rollout.operation == sc.OPERATION_INVOKE_WORKFLOW
         kind = {sc.OPENINFERENCE_KIND: sc.OPENINFERENCE_CHAIN if is_workflow else None}
         numbers = reward_numbers(trajectory.all_rewards.all())
@@ -209,20 +180,6 @@ class Sums(Observer):
 
     def rollout_ended(self, rollout: ActiveRollout) -> None:
         rollout.observed.pop(self, None)
-
-
-@guarded(NOT_SHOWN, level=logging.DEBUG)
-def built_summary(trajectory: Trajectory) -> dict[str, Any]:
-    """The attributes that show a trajectory which an agent built by hand, from its steps."""
-    summary = Summary()
-    steps = trajectory.steps
-    content = process_state.content
-    if steps and content.exported:
-        first, last = (content.value(steps[n].chat_completions) or [] for n in (0, -1))
-        summary.show(first, last)
-    attributes = summary.attributes(summary.answer(trajectory.output))
-    del attributes[sc.ROLLOUT_CALL_COUNT]  # its calls are those of the run around it
-    return attributes
 
 
 def _is_empty(output: Json) -> bool:

@@ -194,7 +194,6 @@ def _write_span(
         attributes=content.shown(attributes),
         start_time=min(start_ns, end_ns),
     )
-    process_state.observers.notify("tool_ended", active, failed=result.failed)
     if result.failed:
         span.set_attribute(sc.ERROR_TYPE, sc.ERROR_OTHER)
         span.set_status(trace.StatusCode.ERROR, content.text(active.scrub(text))[:_SHOWN])

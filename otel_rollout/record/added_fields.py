@@ -165,19 +165,15 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
         added["stream_options"] = {"include_usage": True, **options, **own}
     host, names = urlsplit(str(url)).netloc.rpartition("@")[2], ",".join(sorted(added))
     # llama.cpp takes log-probabilities, but not of a stream with tools.
-    refusals = _refusals_of(host, path, bool(body.get("stream")), bool(body.get("tools")), names)
+    kind = host, path, bool(body.get("stream")), bool(body.get("tools")), names
+    known: dict[object, Refusals] = process_state.refusals
+    if kind not in known and len(known) >= _MOST:
+        known.clear()
+    refusals = known.setdefault(kind, Refusals())
     if not refusals.may_ask():
         return Added(refused=names)
     before = {name: [body[name]] if name in body else [] for name in added}
     return Added(added, before, None, refusals, tuple(body), host)
-
-
-def _refusals_of(*kind: object) -> Refusals:
-    """What was answered to requests of this kind."""
-    known: dict[object, Refusals] = process_state.refusals
-    if kind not in known and len(known) >= _MOST:
-        known.clear()
-    return known.setdefault(kind, Refusals())
 
 
 def _wanted(path: str) -> dict[str, Json] | None:

@@ -54,9 +54,6 @@ class Observer:
     def tool_began(self, rollout: Any, call_id: object, name: str, at_ns: int) -> None:
         """The span of a tool was opened by somebody else. call_id: None: not known."""
 
-    def tool_ended(self, rollout: Any, *, failed: bool) -> None:
-        """A tool whose span is in the rollout has ended."""
-
     def waits(self, exporter: object, count: int) -> None:
         """So many more trajectories wait for an exporter; below 0: so many fewer."""
 

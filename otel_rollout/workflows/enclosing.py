@@ -6,7 +6,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.look import Score, built_summary, rollout_metrics
+from otel_rollout.look import Score, rollout_metrics
 from otel_rollout.record import (
     ActiveRollout,
     end_attributes,
@@ -93,7 +93,6 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
         active.inner.nested(f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}", trajectory.task_id),
         context=trace.set_span_in_context(active.span, otel_context.Context()),
         attributes={
-            **content.shown(present(built_summary(trajectory) or {})),
             **reward_numbers(trajectory.all_rewards.all()),
             **with_lengths(content.shown(present(attributes))),
         },

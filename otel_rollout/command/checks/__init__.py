@@ -1,4 +1,4 @@
 """The check of a set-up, one module for each thing that is looked at."""
 
 from otel_rollout.command.checks.check import check as check
-from otel_rollout.command.checks.finding import Finding as Finding
+from otel_rollout.command.checks.process import Finding as Finding

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 
-from otel_rollout.command.checks.finding import Finding
+from otel_rollout.command.checks.process import Finding
 from otel_rollout.record import process_state, request_token_ids
 from otel_rollout.trajectory import Trajectory
 
@@ -39,13 +39,13 @@ def measured(client: openai.OpenAI, model: str, trajectory: Trajectory) -> Findi
     completion = trajectory.completions[-1]
     prompt, ids, sent = completion.prompt_token_ids, completion.token_ids, completion.logprobs
     if not prompt or not ids or not sent or len(ids) != len(sent):
-        return Finding.ok(LOGPROBS, "not measurable: the server sends none, or no token ids")
+        return Finding("ok", LOGPROBS, "not measurable: the server sends none, or no token ids")
     raw = _raw(client, model, [*prompt, *ids])[-len(ids) :]
     pairs = [(a, b) for a, b in zip(sent, raw, strict=False) if a is not None and b is not None]
     if len(raw) != len(ids) or not pairs:
-        return Finding.ok(LOGPROBS, "not measurable: the server has none of prompts")
+        return Finding("ok", LOGPROBS, "not measurable: the server has none of prompts")
     if min(b for _, b in pairs) > -_NOISE:
-        return Finding.ok(LOGPROBS, "not measurable: the model was certain of each token")
+        return Finding("ok", LOGPROBS, "not measurable: the model was certain of each token")
     return _judged(pairs)
 
 
@@ -71,7 +71,8 @@ def _judged(pairs: Sequence[tuple[float, float]]) -> Finding:
     beyond = max(max(sent - high, high - _LONGEST_Z - sent) for sent, high in bounds)
     mode = "raw" if from_raw <= _NOISE else "processed" if beyond <= _NOISE else "wrong"
     if mode == "wrong":
-        return Finding.problem(
+        return Finding(
+            "problem",
             LOGPROBS,
             f"wrong: off by up to {from_raw:.2g} nats from raw ones, and {beyond:.2g} beyond what "
             f"processed ones can be: do not train on them (token by token they are of another "
@@ -80,9 +81,11 @@ def _judged(pairs: Sequence[tuple[float, float]]) -> Finding:
     told = process_state.settings.logprobs_mode
     if told not in (None, mode):
         text = f"{mode}, and this process is configured with logprobs_mode={told!r}"
-        return Finding.problem(LOGPROBS, f"{text}: say what is so")
+        return Finding("problem", LOGPROBS, f"{text}: say what is so")
     what = {
         "raw": "from before temperature and the like, not of what was sampled from",
         "processed": f"of what was sampled from ({from_raw:.2g} nats from raw ones)",
     }
-    return Finding.ok(LOGPROBS, f"{mode}: {what[mode]}. configure(logprobs_mode={mode!r}) says so")
+    return Finding(
+        "ok", LOGPROBS, f"{mode}: {what[mode]}. configure(logprobs_mode={mode!r}) says so"
+    )

@@ -1,24 +1,21 @@
-"""The process as it is: packages, the tracer provider, its exporters, and what is hooked in."""
+"""The process as it is: packages, the tracer provider, and what is hooked in."""
 
 from __future__ import annotations
 
 import os
 import platform
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter
 
-from otel_rollout.command.checks.finding import Finding
 from otel_rollout.providers import cutting_limits
-from otel_rollout.record import Outlet, Sender, TrajectorySpanProcessor, capture
+from otel_rollout.record import TrajectorySpanProcessor, capture
 
 _PACKAGES = (
     *("otel-rollout", "opentelemetry-api", "opentelemetry-sdk", "opentelemetry-instrumentation"),
@@ -30,15 +27,29 @@ _CAPTURED = (
     *("aiohttp", "requests", "litellm", "google-genai", "ollama", "mistralai", "cohere"),
 )
 """Clients whose model calls are captured, by hooks of their own or where they send."""
-_CONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Literal["ok", "warning", "problem"]
+    """`problem`: training data is, or would be, lost. `warning`: something else is."""
+    subject: str
+    """The thing that was looked at, in a word or two."""
+    text: str
+    """The finding itself, what it costs, and what to do."""
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.subject}: {self.text}"
 
 
 def versions() -> Iterator[Finding]:
     """The installed packages, and whether the SDK is switched off."""
-    yield Finding.ok("versions", f"python {platform.python_version()}, {_listed(_PACKAGES)}")
+    yield Finding("ok", "versions", f"python {platform.python_version()}, {_listed(_PACKAGES)}")
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         text = "it is true: nothing is recorded at all. Unset it"
-        yield Finding.problem("OTEL_SDK_DISABLED", text)
+        yield Finding("problem", "OTEL_SDK_DISABLED", text)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -66,9 +77,9 @@ def tracer_provider(provider: trace.TracerProvider) -> Iterator[Finding]:
         is_set = not isinstance(provider, trace.ProxyTracerProvider)
         why = f"{name} is not the SDK's and takes no span processors" if is_set else "none is set"
         cure = "Call otel_rollout.configure() at start-up"
-        yield Finding.problem("tracer provider", f"{why}: nothing is recorded. {cure}")
+        yield Finding("problem", "tracer provider", f"{why}: nothing is recorded. {cure}")
     else:
-        yield Finding.ok("tracer provider", name)
+        yield Finding("ok", "tracer provider", name)
 
 
 def flat(processor: Any) -> Iterator[SpanProcessor]:
@@ -89,7 +100,7 @@ def processors(provider: TracerProvider) -> Iterator[Finding]:
     if len(ours) == 1:
         exporters = ", ".join(type(exporter).__name__ for exporter in ours[0].exporters)
         text = f"trajectories go to {exporters}" if exporters else "gathered trajectories only"
-        yield Finding.ok(subject, text)
+        yield Finding("ok", subject, text)
     else:
         what = (
             f"there are {len(ours)}: each hands over every trajectory" if ours else "there is none"
@@ -101,48 +112,13 @@ def processors(provider: TracerProvider) -> Iterator[Finding]:
     before = [type(p).__name__ for p in ahead if not type(p).__module__.startswith(own)]
     if before:
         text = f"{', '.join(before)} is called before ours, and may change what is recorded"
-        yield Finding.warning("order of processors", f"{text}. Call configure() before it is added")
+        yield Finding(
+            "warning", "order of processors", f"{text}. Call configure() before it is added"
+        )
     warnings = list(cutting_limits(provider))
-    yield from (Finding.problem("span limits", warning) for warning in warnings)
+    yield from (Finding("problem", "span limits", warning) for warning in warnings)
     if not warnings:
-        yield Finding.ok("span limits", "none that cuts")
-
-
-def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
-    """The exporters of spans, and whether they keep up and can be reached."""
-    there = [(p, _exporter_of(p)) for p in flat(provider._active_span_processor)]
-    found = [(processor, exporter) for processor, exporter in there if exporter is not None]
-    if not found:
-        text = "there are none: no trace to look at. Set OTEL_EXPORTER_OTLP_ENDPOINT"
-        yield Finding.warning("span exporters", f"{text}, or pass configure(span_exporters=[...])")
-    for processor, exporter in found:
-        inner = exporter.exporter if isinstance(exporter, Outlet) else exporter
-        name, address = type(inner).__name__, getattr(inner, "_endpoint", None)
-        address = address if isinstance(address, str) else None
-        lane = "train lane" if isinstance(processor, Sender) else "span exporter"
-        yield Finding.ok(lane, name if address is None else f"{name} {address}")
-        if address is not None and (error := _unreachable(address)):
-            yield Finding.warning(lane, f"{address} cannot be reached ({error}): no span arrives")
-
-
-def _exporter_of(processor: SpanProcessor) -> SpanExporter | None:
-    """The exporter of a batch or simple processor of any version of the SDK."""
-    for owner in (processor, getattr(processor, "_batch_processor", None)):
-        for name in ("outlet", "span_exporter", "_exporter"):
-            if isinstance(found := getattr(owner, name, None), SpanExporter):
-                return found
-    return None
-
-
-def _unreachable(address: str) -> str | None:
-    """The error of a connection to this address; None if it can be reached."""
-    try:
-        parts = urlsplit(address if "://" in address else f"//{address}")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        with socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS):
-            return None
-    except (OSError, ValueError) as error:
-        return str(error)
+        yield Finding("ok", "span limits", "none that cuts")
 
 
 def hooks() -> Iterator[Finding]:
@@ -153,20 +129,20 @@ def hooks() -> Iterator[Finding]:
         if getattr(getattr(kind, "_instance", None), "_is_instrumented_by_opentelemetry", False)
     )
     if any(name.endswith(".threading") for name in active):
-        yield Finding.ok("threads", "work that is given to threads and pools keeps its rollout")
+        yield Finding("ok", "threads", "work that is given to threads and pools keeps its rollout")
     else:
         text = "opentelemetry-instrumentation-threading is not active: calls from threads and pools"
-        yield Finding.problem("threads", f"{text} are in no rollout. Call configure()")
+        yield Finding("problem", "threads", f"{text} are in no rollout. Call configure()")
     missing = capture.not_hooked()
     replaced = [] if missing else capture.libraries_not_hooked()
     again = "Call otel_rollout.configure() after whatever replaces the methods of clients"
     if missing:
         text = f"model calls are not captured: {', '.join(missing)} is not hooked. {again}"
-        yield Finding.problem("capture", text)
+        yield Finding("problem", "capture", text)
     elif replaced:
         text = f"methods of {', '.join(replaced)} were replaced: their calls may be lost. {again}"
-        yield Finding.warning("clients", text)
-    yield Finding.ok("clients", f"captured: {_listed(_CAPTURED)}")
+        yield Finding("warning", "clients", text)
+    yield Finding("ok", "clients", f"captured: {_listed(_CAPTURED)}")
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:

@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 import openai
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
-from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.logprobs import LOGPROBS, measured
-from otel_rollout.command.checks.process import flat
+from otel_rollout.command.checks.process import Finding, flat
 from otel_rollout.providers import remove_processor
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.record import TrajectorySpanProcessor, request_token_ids, rollout
@@ -73,7 +72,7 @@ def one_rollout(provider: TracerProvider) -> Iterator[Finding]:
         problems = [f"a rollout with a call raised {type(error).__name__}: {error}"]
     finally:
         remove_processor(provider, collecting)
-    yield from (Finding.problem("self-test", problem) for problem in problems)
+    yield from (Finding("problem", "self-test", problem) for problem in problems)
     if problems:
         return
     if rebuilt != [ours]:
@@ -81,7 +80,7 @@ def one_rollout(provider: TracerProvider) -> Iterator[Finding]:
         yield Finding("warning" if rebuilt else "problem", "self-test", f"{text} spans")
     else:
         text = f"a call was recorded whole, and is rebuilt from its span (trace {ours.trace_id})"
-        yield Finding.ok("self-test", text)
+        yield Finding("ok", "self-test", text)
 
 
 def model_server(provider: TracerProvider, address: str, model: str | None) -> Iterator[Finding]:
@@ -100,12 +99,12 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
             _stream_with_tools(client, model)
     except Exception as error:  # whatever the user's server does to a call is a finding
         text = f"a streamed call with tools to {address} raised {type(error).__name__}: {error}"
-        yield Finding.problem("model server", text)
+        yield Finding("problem", "model server", text)
         return
     completion = trajectory.completions[-1]
     problem = _lost_tokens(completion)
     if problem is not None:
-        yield Finding.problem("model server", f"{address}: {problem}")
+        yield Finding("problem", "model server", f"{address}: {problem}")
     else:
         sent = f"{address} sent the ids of all {completion.sampled_count} tokens that it sampled"
         more = "" if completion.stream else ": streams were not checked, and clients read none"
@@ -116,7 +115,7 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
             with _trial(provider, address, key) as (client, trajectory):
                 yield measured(client, model, trajectory)
         except Exception as error:  # likewise
-            yield Finding.ok(LOGPROBS, f"not measurable: {type(error).__name__}: {error}")
+            yield Finding("ok", LOGPROBS, f"not measurable: {type(error).__name__}: {error}")
 
 
 def _named(completion: Completion) -> str:

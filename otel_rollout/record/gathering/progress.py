@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -131,9 +132,8 @@ class RolloutProgress:
         shown |= self._endings
         if rate := self._token_rate(now):
             shown["tokens/s"] = f"{rate:.0f}"
-        oldest = list(self._running.values())[:waits]
-        if oldest:
-            shown["longest"] = " ".join(f"{name}:{_time(now - at)}" for name, at in oldest)
+        if oldest := list(self._running.values())[:waits]:
+            shown["longest"] = " ".join(f"{name} ({_time(now - at)})" for name, at in oldest)
         return shown
 
     def _token_rate(self, now: float) -> float:
@@ -144,11 +144,5 @@ class RolloutProgress:
         return (tokens - before) / (now - at) if now > at else 0.0
 
 
-def _time(seconds: float) -> str:
-    """Seconds as people say them: `42s`, `7m05s`, `2h03m`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+def _time(seconds: float) -> timedelta:
+    return timedelta(seconds=int(seconds))

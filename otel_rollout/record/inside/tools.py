@@ -20,7 +20,6 @@ from otel_rollout.record.current import rollout_of
 from otel_rollout.record.privacy.secrets import Secrets
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollouts import is_async
-from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +70,7 @@ class tool:  # noqa: N801 - used as a decorator
         recorded._call_id = call_id
         recorded._arguments = arguments
         recorded._span = trace.INVALID_SPAN
-        recorded._token = recorded._active = None
+        recorded._token = None
         recorded.result = _NOTHING
         return recorded
 
@@ -80,7 +79,6 @@ class tool:  # noqa: N801 - used as a decorator
     _arguments: object
     _span: trace.Span
     _token: Any
-    _active: ActiveRollout | None
 
     def __call__(self, function: F) -> F:
         if isinstance(function, staticmethod | classmethod):
@@ -136,7 +134,6 @@ class tool:  # noqa: N801 - used as a decorator
             sc.GEN_AI_TOOL_TYPE: "function",
         }
         active = rollout_of(None)
-        self._active = active
         if active is not None:
             attributes[sc.ROLLOUT_ID] = active.id
             now = time.time_ns()
@@ -163,9 +160,6 @@ class tool:  # noqa: N801 - used as a decorator
         if self._token is not None:
             detach(self._token)
             self._token = None
-        if self._active is not None:
-            failed = error is not None
-            process_state.observers.notify("tool_ended", self._active, failed=failed)
         content = process_state.content
         if self.result is not _NOTHING:
             result = {sc.GEN_AI_TOOL_CALL_RESULT: content.recorded(text_of(self.result))}
