@@ -167,7 +167,7 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
     # llama.cpp takes log-probabilities, but not of a stream with tools.
     kind = host, path, bool(body.get("stream")), bool(body.get("tools")), names
     known: dict[object, Refusals] = process_state.refusals
-    if kind not in known and len(known) >= _MOST:
+    if len(known) >= _MOST:
         known.clear()
     refusals = known.setdefault(kind, Refusals())
     if not refusals.may_ask():
