@@ -27,10 +27,11 @@ _MASKS = (
     *("structural_tag", "json_schema", "regex", "ebnf", "grammar", "format", "strict_tools"),
     *("responseSchema", "responseJsonSchema", "allowed_token_ids", "bad_words"),
     *("bad_words_ids", "banned_tokens", "banned_strings", "custom_logit_processor", "ignore_eos"),
-    *("logits_processors", "logit_processors"),
+    *("logits_processors", "logit_processors", "thinking_token_budget", "reasoning_max_tokens"),
 )
 """Members whose value is a constraint, by the names that servers give them. Some servers go on
-after an end that `ignore_eos` ignores, others take it away: nobody can tell them apart."""
+after an end that `ignore_eos` ignores, others take it away: nobody can tell them apart. A budget of
+thoughts ends them by tokens that are forced."""
 _COUNTED_MASKS = ("min_tokens", "min_new_tokens", "no_repeat_ngram_size", "min_length")
 """Members that constrain where they are above 0: an end, or a repetition, is taken away."""
 _COLLECTIONS = ("structured_outputs", "guided_decoding")

@@ -66,6 +66,8 @@ CONSTRAINED: list[dict[str, Any]] = [
     {"min_tokens": 3},
     {"sampling_params": {"min_new_tokens": 3}},
     {"ignore_eos": True},
+    {"thinking_token_budget": 0},
+    {"sampling_params": {"reasoning_max_tokens": 512}},
     {"no_repeat_ngram_size": 2},
     {"custom_logit_processor": "{}"},
     {"parameters": {"grammar": {"type": "regex", "value": "a"}}},
@@ -97,6 +99,7 @@ FREE: list[dict[str, Any]] = [
     {"tools": [FUNCTION, {"type": "function", "name": "f", "strict": False}]},
     {"tools": [{"type": "function", "name": "f", "strict": True}], "tool_choice": "none"},
     {"temperature": 0.0, "stop": ["x"], "logit_bias": {}, "bad_words": [], "ignore_eos": False},
+    {"thinking_token_budget": None, "chat_template_kwargs": {"thinking_budget": 9}},
     {"min_tokens": 0, "allowed_token_ids": None, "no_repeat_ngram_size": 0},
 ]
 

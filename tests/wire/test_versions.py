@@ -197,3 +197,20 @@ def test_the_rollouts_version_counts_before_the_servers(recording: Recording, cl
     (completion,) = recording.trajectory.completions
     assert (completion.policy_version, completion.policy_versions) == (3, (3,))
     assert completion.policy_version_spans == [("default", 0, 3)]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_version_that_is_known_only_at_the_end(
+    recording: Recording, clients: Clients, named: bool
+):
+    """The server's for all tokens count alone; where it names none, the beginning is not known."""
+    versions = iter([None, None])
+    server = Reply("ab", weight_versions=[("7", 9)] if named else [])
+    extra: Any = {"return_token_ids": True}
+    with rollout("x", policy_version=lambda: next(versions, 8)) as trajectory:
+        ask(clients, server, stream=True, extra_body=extra)
+    assert trajectory.policy_version is None
+    for each in (trajectory, replayed(recording), Trajectory.from_json(trajectory.to_json())):
+        (completion,) = each.completions
+        assert completion.policy_versions == (("7",) if named else (None, 8))
+        assert each.policy_versions == (["7"] if named else [8])
