@@ -110,7 +110,7 @@ class Summary:
             reply = reply_text(body, path, events=events)
         elif self._answer_inside is not None:
             reply = self._answer_inside[1]
-        if not process_state.content.exported or _is_empty(output):
+        if not process_state.content.exported or output in (None, "", [], {}):
             return reply
         text = output if isinstance(output, str) else dumps(output)
         if reply is not None and (isinstance(output, bool | int | float) or text in reply):
@@ -180,10 +180,6 @@ class Sums(Observer):
 
     def rollout_ended(self, rollout: ActiveRollout) -> None:
         rollout.observed.pop(self, None)
-
-
-def _is_empty(output: Json) -> bool:
-    return output is None or (isinstance(output, str | list | dict) and not output)
 
 
 def _task_of(api: ModelApi, params: Json) -> _Task | None:

@@ -128,6 +128,8 @@ def _merge_block(blocks: Elements, event: Chunk, merging: Merging) -> None:
     piece: Mapping[str, Json] = event.get("start") or event.get("delta") or {}
     if block is None or (index is None and block.keys().isdisjoint(piece)):
         block = blocks.open(index)
+    elif len((block.keys() | piece.keys()) - {"citation"}) > 1:
+        merging.contradicts("pieces of several types are in one content block")
     for kind, value in piece.items():
         if kind == "citation":
             merging.field(block, kind, [value])

@@ -294,14 +294,16 @@ class Merging:
                 )
 
     def check_calls(self, calls: Iterable[Element]) -> None:
-        """Find tool calls whose pieces cannot be told apart, once all of them have come."""
+        """Find tool calls without a name, or whose pieces cannot be told apart."""
         calls = list(calls)
         keys = [call.key for call in calls if call.key]
-        if len({*keys}) == len(keys) and not any(call.is_guessed for call in calls):
-            return
+        is_sure = len({*keys}) == len(keys) and not any(call.is_guessed for call in calls)
         for call in calls:
-            body = next((value for value in call.values() if isinstance(value, dict)), call)
-            texts = [finish(body[name]) for name in _ARGUMENTS if name in body]
+            bodies = (value for value in call.values() if isinstance(value, dict))
+            body = next((value for value in bodies if value.get("name")), call)
+            if not body.get("name"):
+                self.contradicts("a tool call has no name")
+            texts = [finish(body[name]) for name in _ARGUMENTS if not is_sure and name in body]
             if any(isinstance(text, str) and try_loads(text) is None for text in texts):
                 self.contradicts("pieces of its tool calls cannot be told apart")
 

@@ -30,8 +30,7 @@ _MASKS = (
     *("logits_processors", "logit_processors", "thinking_token_budget", "reasoning_max_tokens"),
 )
 """Members whose value is a constraint, by the names that servers give them. Some servers go on
-after an end that `ignore_eos` ignores, others take it away: nobody can tell them apart. A budget of
-thoughts ends them by tokens that are forced."""
+after an end that `ignore_eos` ignores, others take it away. Budgets of thoughts force their end."""
 _COUNTED_MASKS = ("min_tokens", "min_new_tokens", "no_repeat_ngram_size", "min_length")
 """Members that constrain where they are above 0: an end, or a repetition, is taken away."""
 _COLLECTIONS = ("structured_outputs", "guided_decoding")

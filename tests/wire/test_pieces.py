@@ -373,3 +373,118 @@ def test_responses_are_what_was_sent_or_are_named(
     assert bool(merged.contradictions) == (
         last in ("other id", "other text", "less") and bool(output)
     )
+
+
+@given(replies(choices=1), manners, st.booleans())
+def test_blocks_of_cohere_are_what_was_sent_or_are_named(
+    said: list[Said], manner: Manner, has_starts: bool
+) -> None:
+    """Content and tool calls, by their events' names and in any manner of indexes."""
+    (one,) = said
+    sent: list[dict[str, Any]] = [{"type": "message-start", "id": "c"}]
+    plans = [
+        {"type": "tool-plan-delta", "delta": {"message": {"tool_plan": t}}} for t in one.thoughts
+    ]
+    for place, (name, member, whole) in enumerate(
+        [
+            ("content", "content", {"type": "text", "text": one.text}),
+            *(("tool-call", "tool_calls", call) for call in called(one)),
+        ]
+    ):
+        is_call = name == "tool-call"
+        pieces = one.pieces if not is_call else [whole["function"]["arguments"]]
+        start = (
+            {**whole, "function": {**whole["function"], "arguments": ""}}
+            if is_call
+            else {**whole, "text": ""}
+        )
+        deltas = [{"function": {"arguments": t}} if is_call else {"text": t} for t in pieces]
+        events = [{"type": f"{name}-start", "delta": {"message": {member: start}}}] * has_starts
+        events += [{"type": f"{name}-delta", "delta": {"message": {member: d}}} for d in deltas]
+        sent += [manner.at(each, "index", max(0, place - is_call)) for each in events]
+    reason = {"last": "COMPLETE", "empty": "", "none": None}.get(manner.reasons, "COMPLETE")
+    sent += [*plans, {"type": "message-end", "delta": {"finish_reason": reason}}]
+    merged = merge("".join(f"data: {json.dumps(each)}\n\n" for each in sent), 1, "/v2/chat")
+    assert merged.complete
+    if not merged.contradictions:
+        message = merged.body["message"]
+        found = [text["text"] for text in message["content"]]
+        assert (found, message.get("tool_calls", [])) == ([one.text], called(one))
+        assert message.get("tool_plan", "") == "".join(one.thoughts)
+    assert not (merged.contradictions and has_starts)
+
+
+def called(one: Said) -> list[dict[str, Any]]:
+    """The tool calls as Cohere's."""
+    return [
+        {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+        for c in one.calls
+    ]
+
+
+@given(replies(choices=1), manners, st.data())
+def test_blocks_of_converse_are_what_was_sent_or_are_named(
+    said: list[Said], manner: Manner, data: st.DataObject
+) -> None:
+    """Texts and thoughts have no start; calls have one."""
+    (one,) = said
+    sent: list[dict[str, Any]] = [{"messageStart": {"role": "assistant"}}]
+    thoughts = [{"delta": {"reasoningContent": {"text": t}}} for t in one.thoughts]
+    blocks = [thoughts] if thoughts else []
+    blocks.append([{"delta": {"text": t}} for t in one.pieces])
+    for call in one.calls:
+        pieces = [{"delta": {"toolUse": {"input": t}}} for t in cut(data.draw, call.arguments)]
+        blocks.append([{"start": {"toolUse": {"toolUseId": call.id, "name": call.name}}}, *pieces])
+    for place, block in enumerate(blocks):
+        sent += [
+            {
+                "contentBlock" + ("Start" if "start" in e else "Delta"): manner.at(
+                    e, "contentBlockIndex", place
+                )
+            }
+            for e in block
+        ]
+    reason = {"last": "end_turn", "empty": "", "none": None}.get(manner.reasons, "end_turn")
+    sent.append({"messageStop": {"stopReason": reason}})
+    path = "/model/m/converse-stream"
+    merged = merge("".join(f"data: {json.dumps(each)}\n\n" for each in sent), 1, path)
+    assert merged.complete
+    if not merged.contradictions:
+        thought = [{"reasoningContent": {"reasoningText": {"text": "".join(one.thoughts)}}}]
+        uses = [
+            {"toolUse": {"toolUseId": c.id, "name": c.name, "input": json.loads(c.arguments)}}
+            for c in one.calls
+        ]
+        assert merged.body["output"]["message"]["content"] == [
+            *(thought if one.thoughts else []),
+            {"text": one.text},
+            *uses,
+        ]
+    assert not merged.contradictions or manner.index not in ("right", "text")
+
+
+@given(replies(choices=1), manners)
+def test_lines_of_ollama_are_what_was_sent_or_are_named(said: list[Said], manner: Manner) -> None:
+    """Each line has a piece of each member, whole calls among them."""
+    (one,) = said
+    calls = [
+        {"function": {"name": c.name, "arguments": json.loads(c.arguments)}} for c in one.calls
+    ]
+    messages: list[dict[str, Any]] = [{"thinking": t, "content": ""} for t in one.thoughts]
+    messages += [{"content": t} for t in one.pieces]
+    messages += [
+        {"content": "", "tool_calls": [{"function": manner.at(c["function"], "index", i)}]}
+        for i, c in enumerate(calls)
+    ]
+    lines = [{"model": "m", "message": {"role": "assistant", **m}, "done": False} for m in messages]
+    reason = {"last": "stop", "empty": "", "none": None}.get(manner.reasons, "stop")
+    lines.append({"model": "m", "message": {"content": ""}, "done": True, "done_reason": reason})
+    merged = merge("".join(f"data: {json.dumps(each)}\n\n" for each in lines), 1, "/api/chat")
+    assert not merged.contradictions
+    message = merged.body["message"]
+    assert (message["content"], message.get("thinking", "")) == (one.text, "".join(one.thoughts))
+    for call in message.get("tool_calls", []):
+        call["function"].pop("index", None)
+    assert message.get("tool_calls", []) == calls
+    part = merge("".join(f"data: {json.dumps(each)}\n\n" for each in lines[:-1]), 1, "/api/chat")
+    assert not part.complete
