@@ -22,8 +22,6 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.terminal import number_of
 from otel_rollout.wiring import TruncationWarning, configure, shutdown
 
-_FLUSH_MILLIS = 5000
-
 
 def doctor(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
@@ -33,7 +31,7 @@ def doctor(options: argparse.Namespace) -> int:
         print(textwrap.fill(str(each), width, subsequent_indent=" " * 9, break_on_hyphens=False))
     levels = Counter(finding.level for finding in findings)
     print(f"\n{number_of(levels['problem'], 'problem')}, {number_of(levels['warning'], 'warning')}")
-    shutdown(_FLUSH_MILLIS)
+    shutdown(5_000)
     return int(levels["problem"] > 0)
 
 

@@ -161,8 +161,6 @@ class Measurements(Observer):
 class Score:
     """Counts the reward of one rollout: the first that it gets."""
 
-    __slots__ = ("_labels", "_metrics")
-
     def __init__(self, metrics: Metrics | None, labels: Labels) -> None:
         self._metrics = metrics
         self._labels = labels

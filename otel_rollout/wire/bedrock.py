@@ -173,8 +173,8 @@ class PassedOn(ModelApi):
     shapes_vary = True
     settings = ("inferenceConfig",)
     apis: tuple[ModelApi, ...] = (Messages(), Converse(), ChatCompletions())
-    last_marks = Messages.last_marks
     """Those that a reply may be of."""
+    last_marks = Messages.last_marks
 
     def provider_of(self, path: str) -> str | None:
         return self.provider if "/model/" in path else "gcp.vertex_ai"

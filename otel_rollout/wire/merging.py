@@ -298,12 +298,10 @@ class Merging:
         calls = list(calls)
         keys = [call.key for call in calls if call.key]
         is_sure = len({*keys}) == len(keys) and not any(call.is_guessed for call in calls)
-        for call in calls:
-            bodies = (value for value in call.values() if isinstance(value, dict))
-            body = next((value for value in bodies if value.get("name")), call)
-            if not body.get("name"):
+        for call in map(_called, calls):
+            if not call.get("name"):
                 self.contradicts("a tool call has no name")
-            texts = [finish(body[name]) for name in _ARGUMENTS if not is_sure and name in body]
+            texts = [finish(call[name]) for name in _ARGUMENTS if not is_sure and name in call]
             if any(isinstance(text, str) and try_loads(text) is None for text in texts):
                 self.contradicts("pieces of its tool calls cannot be told apart")
 
@@ -323,6 +321,12 @@ class Merging:
             ends = list(accumulate(map(len, pieces)))
             if _first_value_ends(finish(pieces)) & {ends[count - 1] for _, _, count in repeats}:
                 self.contradicts("the arguments of a tool call are those of several")
+
+
+def _called(call: Element) -> dict[str, Any]:
+    """The member of a tool call that has its name, or the call itself."""
+    members = (value for value in call.values() if isinstance(value, dict) and value.get("name"))
+    return next(members, call)
 
 
 def _first_value_ends(text: str) -> set[int]:

@@ -430,7 +430,7 @@ def test_blocks_of_converse_are_what_was_sent_or_are_named(
     (one,) = said
     sent: list[dict[str, Any]] = [{"messageStart": {"role": "assistant"}}]
     thoughts = [{"delta": {"reasoningContent": {"text": t}}} for t in one.thoughts]
-    blocks = [thoughts] if thoughts else []
+    blocks: list[list[dict[str, Any]]] = [thoughts] if thoughts else []
     blocks.append([{"delta": {"text": t}} for t in one.pieces])
     for call in one.calls:
         pieces = [{"delta": {"toolUse": {"input": t}}} for t in cut(data.draw, call.arguments)]
