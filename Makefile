@@ -45,15 +45,15 @@ dist: .venv-dist/.ready  ## wheels of the core and of every exporter, into dist/
 	rm -rf dist
 	.venv-dist/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist . ./formats $(EXPORTERS:%/pyproject.toml=./%)
 
-test-install: $(READY) dist  ## the README's lines that install, in empty environments
-	$(BIN)/python -m pytest -m install $(or $(TESTS),tests/test_install.py)
+test-install: $(READY) dist  ## the lines that install, and the commands of all pages, in empty environments
+	$(BIN)/python -m pytest -m "install$(if $(MARKS), and $(MARKS))" $(or $(TESTS),tests/test_install.py)
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
 VERSIONED := tests/test_configure.py tests/look tests/trajectory/test_media.py tests/wire/test_servers.py \
 	$(addprefix tests/record/,anthropic clients endings privacy/test_content.py privacy/test_secrets.py processor/test_processor.py) \
 	$(patsubst %,tests/record/rollouts/test_%.py,live_trajectory nested_rollouts rollout tool)
 
-MARKS ?=# of test-versions: "not slow" is a third of the time
+MARKS ?=# of test-versions and test-install: "not slow" is a third of the time
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
 		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" $(or $(TESTS),$(VERSIONED) $(addprefix --ignore=tests/,record/clients/test_other_model_apis.py look/test_tool_spans.py)); \
