@@ -149,8 +149,9 @@ class Rebuilder:
     def close(self) -> None:
         """Finish what is being written, and leave the partitions to others."""
         self._is_closed = True
-        self._consumer.close()  # calls `_revoked`, and `_assigned` of a rebalance under way
         self._producer.flush(SECONDS)
+        self._commit(self._partitions)
+        self._consumer.close()  # calls `_revoked`, and `_assigned` of a rebalance under way
         self._marks.close()
         self._journal.close()
         self._scratch.cleanup()
@@ -372,9 +373,9 @@ class Rebuilder:
             consumer.incremental_assign([place])
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._producer.flush(SECONDS)
-        numbers = [p.partition for p in places if p.partition in self._partitions]
-        self._commit({number: self._partitions[number] for number in numbers})
+        if not self._is_closed:  # else it is done; in `close` a client may wait for it for good
+            self._producer.flush(SECONDS)
+            self._commit(self._partitions)
         self._lost(consumer, places)
 
     def _lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
