@@ -36,9 +36,8 @@ def _prompt_ids(messages: list[dict[str, Any]], *, drifts: bool) -> list[int]:
 def reply(request: dict[str, Any]) -> Raw:
     """A reply of realistic size."""
     head = {"id": f"chatcmpl-{next(_number)}", "created": 1_700_000_000, "model": "m"}
-    prompt = {
-        "prompt_token_ids": _prompt_ids(request["messages"], drifts=request.get("model") == "drifts")
-    }
+    drifts = request.get("model") == "drifts"
+    prompt = {"prompt_token_ids": _prompt_ids(request["messages"], drifts=drifts)}
     count = request.get("max_tokens", TOKENS)
     times = -(-count // TOKENS)
     ids, logprobs = (IDS * times)[:count], (LOGPROBS * times)[:count]

@@ -347,13 +347,6 @@ GATEWAY = (
 )
 AUDIT = (
     argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"),
-    option(
-        "--policy-lag",
-        "N",
-        "also print what training loses without what was sampled more than N policy versions "
-        "before the newest one",
-        type=lag,
-    ),
     flag("--json", "print one JSON object"),
 )
 DOCTOR = (

@@ -28,7 +28,7 @@ def audit(options: argparse.Namespace) -> int:
     except (OSError, LookupError, RolloutError) as error:
         note(sentence_about(error))
         return 2
-    report = found.report(options.policy_lag)
+    report = found.report()
     if options.json:
         print(dumps(report.to_dict()))
     else:

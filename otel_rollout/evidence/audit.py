@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from otel_rollout.evidence.rollout import Evidence, Head, Late, Samples, rollout_of
-from otel_rollout.export import LeftOut, PolicyLag, Started, StartedRecords
+from otel_rollout.export import Started, StartedRecords
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import number_of
 from otel_rollout.wire import Json
@@ -59,11 +59,8 @@ class Audit:
         """Take in that a span came when its rollout had been handed over."""
         self._late.append(late)
 
-    def report(self, policy_lag: int | None = None) -> Report:
-        """The sums of all that was taken in.
-
-        policy_lag: also what a limit of so many policy versions would leave out of training.
-        """
+    def report(self) -> Report:
+        """The sums of all that was taken in."""
         for evidence in self._evidence.values():
             missing = evidence.missing(self._evidence.get(evidence.around or ""))
             self.add(evidence.head(missing))
@@ -84,16 +81,7 @@ class Audit:
             short=[*self._short()],
             duplicated=[*self._duplicated()],
             late=[*self._late_ones()],
-            left_out=None if policy_lag is None else self._left_out(policy_lag),
         )
-
-    def _left_out(self, policy_lag: int) -> LeftOut:
-        """What the limit leaves out of the rollouts that are whole."""
-        found, every = LeftOut(), [h.facts for h in self._heads.values() if h.is_whole]
-        limit = PolicyLag.of(policy_lag, every)
-        for facts in every:
-            found.add(facts, limit.reason(facts))
-        return found
 
     def _short(self) -> Iterator[tuple[str, Samples]]:
         groups = defaultdict[str, list[Head]](list)
@@ -152,8 +140,6 @@ class Report:
     """What was handed over, or is there, more than once."""
     late: list[dict[str, Json]]
     """Spans that came too late to be handed over; rewards with their content."""
-    left_out: LeftOut | None = None
-    """What a limit of policy versions leaves out, if one is asked about."""
 
     @property
     def is_fine(self) -> bool:
@@ -185,7 +171,6 @@ class Report:
             ],
             "duplicated": [*self.duplicated],
             "late": [*self.late],
-            **({} if self.left_out is None else {"policy_lag": self.left_out.to_dict()}),
         }
 
     def lines(self) -> Iterator[str]:
@@ -200,7 +185,6 @@ class Report:
         yield from _shown("there more than once", again)
         late = (f"{_named(e)}: {e['reward'] or 'a span'}" for e in self.late)
         yield from _shown("late", late)
-        yield from self.left_out.lines() if self.left_out else ()
 
 
 def _named(entry: dict[str, Json]) -> str:

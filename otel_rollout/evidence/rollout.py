@@ -6,13 +6,13 @@ warnings; here are the copies of spans, and what is kept of a span: some hundred
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from otel_rollout import semconv as sc
-from otel_rollout.export import Facts, Groups, NotWhole, Sample
+from otel_rollout.export import Groups, NotWhole, Sample
 from otel_rollout.rebuild import Assembly
 from otel_rollout.spans import KINDS, SUMMED, SpanKey, SpanRecord
 from otel_rollout.trajectory import UNREADABLE, Trajectory, sentences
@@ -21,9 +21,6 @@ from otel_rollout.wire import loads
 Came = Literal["new", "copy", "damaged", "differs"]
 """What a span is that came: the first of its key; equal to one that came; a copy that is damaged,
 where a whole one is there; a copy that is not damaged, and differs."""
-_VERSIONS = (
-    *(sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION, sc.EXCHANGE_LAST_POLICY_VERSION),
-)
 _READ = frozenset(
     (
         *KINDS,
@@ -33,8 +30,7 @@ _READ = frozenset(
         *(sc.ROLLOUT_CONTENT, sc.ROLLOUT_CLAIMS, sc.GEN_AI_OPERATION_NAME),
         *(sc.REWARD_NUMBER, sc.GEN_AI_EVALUATION_NAME),
         *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED, sc.EXCHANGE_LATE),
-        *(sc.ROLLOUT_TERMINATION_REASON, sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_GROUP_RUN),
-        *_VERSIONS,
+        *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_GROUP_RUN),
     )
 )
 """Attributes that decide whether a rollout is whole, and what `Head` has."""
@@ -98,15 +94,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """True if its group had been handed over without it."""
     rewards: tuple[str | None, ...] = ()
     """The rewards, JSON each, where nothing else came. None: it came damaged."""
-    versions: tuple[str | int, ...] = ()
-    """Policy versions that it was sampled with."""
-    ending: str = "unknown"
-    """Its termination reason, or its status."""
-
-    @property
-    def facts(self) -> Facts:
-        """What is compared where some rollouts are left out of training."""
-        return Facts(self.versions, self.ending, self.task, None)
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Head:
@@ -114,10 +101,7 @@ class Head(Struct, frozen=True, omit_defaults=True):
         lost = [
             t for t in trajectory.recorded_warnings if sentences.sentence_of(t)[0] in sentences.LOST
         ]
-        facts = Facts.of_head(trajectory)
-        versions: dict[str | int | None, None] = dict.fromkeys(facts.versions)
         for exchange in trajectory.exchanges:
-            versions |= dict.fromkeys((exchange.policy_version, exchange.last_policy_version))
             lost += (sentences.DAMAGED(span=exchange.span_id, damage=d) for d in exchange.damage)
         return cls(
             rollout=trajectory.id,
@@ -128,8 +112,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
             parent=trajectory.parent_id,
             ended=trajectory.status != "unknown",
             missing=tuple(lost),
-            versions=tuple(version for version in versions if version is not None),
-            ending=facts.ending,
         )
 
     @property
@@ -303,8 +285,6 @@ class Evidence:
             copies=self.copies,
             damaged=self.damaged,
             rewards=tuple(rewards),
-            versions=tuple(dict.fromkeys(_versions(spans))),
-            ending=text(sc.ROLLOUT_TERMINATION_REASON) or text(sc.ROLLOUT_STATUS) or "unknown",
         )
 
 
@@ -312,14 +292,6 @@ def _group(spans: Sequence[SpanRecord]) -> str | None:
     """The group that these spans name; a reward may name the one that its rollout is sent with."""
     of_rollout = [each for each in spans if each.kind != "reward"] or spans
     return next(filter(None, (each.group for each in of_rollout)), None)
-
-
-def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:
-    for record in spans:
-        for name in _VERSIONS:
-            found = record.text(name) or _bounded(record.integer(name))
-            if found is not None:
-                yield found
 
 
 def _size(number: int | None) -> int | None:

@@ -159,28 +159,6 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert audit(capsys, tmp_path / "none")[0] == 2
 
 
-def test_what_a_limit_of_versions_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """By spans and by trajectories, from the attributes alone; it is no failure."""
-    spans = [
-        *spans_of(A, **GROUP, ROLLOUT_POLICY_VERSION=1),
-        *spans_of(B, **GROUP, ROLLOUT_POLICY_VERSION=4),
-    ]
-    for source in (
-        of_spans(tmp_path / "spans", spans),
-        of_trajectories(tmp_path / "out.jsonl", spans),
-    ):
-        capsys.readouterr()
-        assert main(["audit", str(source), "--json", "--policy-lag", "2"]) == 0
-        found = json.loads(capsys.readouterr().out)["policy_lag"]
-        assert found["reasons"] == {"sampled more than 2 versions before 4": 1}
-        assert found["version"] == [
-            {"value": 1, "kept": 0, "left_out": 1},
-            {"value": 4, "kept": 1, "left_out": 0},
-        ]
-        assert main(["audit", str(source), "--json", "--policy-lag", "3"]) == 0
-        assert json.loads(capsys.readouterr().out)["policy_lag"]["left_out"] == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [4000, 8000])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -105,8 +105,8 @@ def test_a_late_reward_is_found_by_its_group(recording: Recording):
     assert [t.rewards for t in reconstruct(recording.spans)] == [{"judge": 2.0}]
 
 
-def test_a_trajectory_built_by_hand_has_its_numbers_and_texts(recording: Recording):
-    """Its span is made at the end of the run, and has them too."""
+def test_a_trajectory_built_by_hand_has_its_numbers(recording: Recording):
+    """Its span is made at the end of the run, and has its rewards."""
 
     class Built(Workflow):
         async def run(self, task: Any, uid: str, **_: Any) -> None:
@@ -120,9 +120,6 @@ def test_a_trajectory_built_by_hand_has_its_numbers_and_texts(recording: Recordi
     asyncio.run(run_workflows(lambda: Built(), [{"q": 1}]))
     (span,) = recording.spans_named("invoke_agent guesser")
     assert numbers(span) == {REWARD: 0.5, f"{REWARDS}format": 0.25}
-    shown = of_span(span)
-    assert (shown["input.value"], shown["output.value"]) == ("2 + 2?", "4")
-    assert "rollout.call_count" not in shown
 
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=50))
