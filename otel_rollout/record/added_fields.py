@@ -164,8 +164,15 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
     if counts and body.get("stream") and "include_usage" not in own and isinstance(own, Mapping):
         added["stream_options"] = {"include_usage": True, **options, **own}
     host, names = urlsplit(str(url)).netloc.rpartition("@")[2], ",".join(sorted(added))
-    # llama.cpp takes log-probabilities, but not of a stream with tools.
-    kind = host, path, bool(body.get("stream")), bool(body.get("tools")), names
+    # A server may take them of one model or shape alone: llama.cpp not of a stream with tools.
+    kind = (
+        host,
+        path,
+        names,
+        bool(body.get("stream")),
+        str(body.get("model"))[:128],
+        frozenset(body),
+    )
     known: dict[object, Refusals] = process_state.refusals
     if len(known) >= _MOST:
         known.clear()

@@ -106,6 +106,8 @@ def _wrong_with(
         error = sampled.choice.get("error")
         message = error_text(error) if error else f"finish reason {reason!r}"
         return "error", {"type": "ErrorResponse", "message": message}
+    if error := exchange.reply.get("error"):
+        return "error", {"type": "ErrorResponse", "message": error_text(error)}
     return None if sampled.items else ("error", _nothing_sampled(exchange))
 
 

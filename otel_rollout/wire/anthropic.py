@@ -106,6 +106,8 @@ class Messages(ModelApi):
                 _merge_delta(blocks, chunk, merging)
             elif kind == "message_delta":
                 _merge_message_delta(message, chunk, merging)
+        merging.check_calls(block for block in blocks.in_order() if block.get("type") == "tool_use")
+        merging.check_end(chunks, self.ends, "message_start", "_block_start", "_block_delta")
         if len(blocks):
             message["content"] = [_finished(block) for block in blocks.in_order()]
         return message
@@ -143,7 +145,7 @@ def _merge_delta(blocks: Elements, chunk: Chunk, merging: Merging) -> None:
         block["type"] = kind
         if kind not in ("text", "thinking"):
             merging.contradicts("a piece is of a content block that nothing began")
-    elif kind is not None and block.get("type") in {"text", "thinking"} - {kind}:
+    elif kind not in (None, block.get("type")) and {"text", "thinking"} & {kind, block.get("type")}:
         merging.contradicts(f"a piece of type {kind!r} is in a block of type {block['type']!r}")
     for key, value in delta.items():
         if key in ("text", "thinking", "partial_json"):

@@ -54,7 +54,7 @@ _WHOLE = (
     *("tool_call", "tool_calls", "tool_use", "function_call"),
 )
 """Finish reasons of replies that the model ended itself, or a stop string did."""
-_FAILED = ("error", "failed")
+_FAILED = ("error", "failed", "network_error")
 """Finish reasons of replies that an error of the server ended."""
 _ABORTED = ("abort", "aborted")
 """Finish reasons of replies that the server gave up, as it does around an update of the weights."""

@@ -172,7 +172,7 @@ def merge(events: str | Sequence[str], choices: int = 1, path: str = "") -> Merg
     if None in (chunks if done or ends_an_event(events) else chunks[:-1]):
         return Merged(None, False, None, malformed=True)
     chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]
-    error = next(filter(None, map(_error_of, reversed(chunks))), None)
+    error = _error_in(chunks)
     asked = apis_of(path) + APIS if path else APIS
     api = next((api for api in asked if api.recognises(chunks)), None)
     if api is None:
@@ -184,14 +184,22 @@ def merge(events: str | Sequence[str], choices: int = 1, path: str = "") -> Merg
     except (AttributeError, KeyError, TypeError, ValueError):  # of another shape than it seemed
         body = None
     is_whole = api.is_whole(parsed, body, merging)
-    return Merged(body, is_whole, error, False, is_strict, merging.contradictions)
+    return Merged(_with(body, error), is_whole, error, False, is_strict, merging.contradictions)
 
 
-def _error_of(chunk: dict[str, Json]) -> Json:
-    """The error that an event reports; one of the Responses API is the error itself."""
-    delta = chunk.get("delta")  # Cohere reports it at the end of a message
-    ended = delta.get("error") if isinstance(delta, dict) else None
-    return chunk.get("error") or ended or (chunk if chunk.get("type") == "error" else None)
+def _with(body: Json, error: Json) -> Json:
+    return {**body, "error": error} if body and error else body
+
+
+def _error_in(chunks: Sequence[dict[str, Json]]) -> Json:
+    """The last error that an event reports; some servers send the error itself."""
+    for chunk in reversed(chunks):
+        delta = chunk.get("delta")  # Cohere reports it at the end of a message
+        ended = delta.get("error") if isinstance(delta, dict) else None
+        is_error = "error" in (chunk.get("type"), chunk.get("object"))
+        if found := chunk.get("error") or ended or (chunk if is_error else None):
+            return found
+    return None
 
 
 def error_text(error: Json, *, message: str | None = None, status: int | None = None) -> str:

@@ -97,6 +97,7 @@ class Converse(ModelApi):
                 body |= {name: value for name, value in event.items() if name != "p"}
         merging.check_calls(block for block in blocks.in_order() if "toolUse" in block)
         merging.check_repeats()
+        merging.check_end(chunks, self.ends, *_EVENTS[:3])
         message["content"] = [_finished(block) for block in blocks.in_order()]
         return {**body, "output": {"message": message}}
 

@@ -63,24 +63,19 @@ def _result(message: Members) -> Part | None:
     return ToolResult(text_of(message["tool_call_id"]), content, content_parts(content), failed)
 
 
+_MEDIA = {
+    kind: media_reader(kind, kind)
+    for kind in (
+        *("image_url", "input_audio", "file", "audio_url", "video_url", "audio", "video"),
+        *("image_pil", "image_embeds", "audio_embeds", "prompt_embeds"),  # vLLM's
+    )
+}
 _SHAPES = Shapes(
     types={
         "refusal": lambda part: Text(str(part.get("refusal")), "refusal"),
-        **{
-            kind: media_reader(kind, kind)
-            for kind in (
-                *("image_url", "input_audio", "file"),
-                *(
-                    "audio_url",
-                    "video_url",
-                    "audio",
-                    "video",
-                    "image_pil",
-                    "image_embeds",
-                ),  # vLLM's
-            )
-        },
+        **_MEDIA,
     },
+    blocks={kind: reader for kind, reader in _MEDIA.items() if "_" in kind},
     members={
         "refusal": _refusal,
         "tool_calls": _tool_calls,

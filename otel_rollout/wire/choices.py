@@ -231,7 +231,7 @@ def _check(chunks: Sequence[Chunk], choices: Elements, merging: Merging) -> None
     merging.check_repeats()
     ids: dict[int, list[str]] = {}
     for chunk in chunks:
-        merging.same("model", chunk.get("model"))
+        merging.same("model", chunk.get("choices") and chunk.get("model"))
         if (id_ := chunk.get("id")) and isinstance(id_, str):
             for choice in chunk.get("choices") or ():
                 ids.setdefault(index_of(choice.get("index")) or 0, []).append(id_)

@@ -65,6 +65,7 @@ class CohereChat(ModelApi):
                 _merge_event(message, lists, chunk, merging)
         merging.check_calls(lists["tool_calls"].in_order())
         merging.check_repeats()
+        merging.check_end(chunks, self.ends, "-start", "-delta")
         message |= {name: elements for name, elements in lists.items() if len(elements)}
         return {**body, "message": finish(message)}
 

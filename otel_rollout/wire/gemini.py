@@ -273,7 +273,10 @@ def _candidates(reply: Reply) -> Iterator[tuple[int, Choice]]:
 
 def _merge_candidate(found: Element, piece: Chunk, merging: Merging) -> None:
     reason = piece.get("finishReason")
-    adds = found.ends > 0 and bool(member_of(piece, "content", "parts"))
+    parts = member_of(piece, "content", "parts") or ()
+    adds = found.ends > 0 and any(
+        set(part) - {"text", "thoughtSignature"} or part.get("text") for part in parts
+    )
     if adds:
         found["finishReason"] = None
     is_ended = merging.ended(found, None if reason == _NO_REASON else reason, adds=adds)

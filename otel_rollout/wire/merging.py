@@ -12,11 +12,11 @@ Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, dropwhile
 from typing import Any
 
-from otel_rollout.wire.json import Json, try_loads
+from otel_rollout.wire.json import Chunk, Json, try_loads
 
 _WHOLE = ("role", "id", "type", "name")
 """Texts that a server may repeat, but does not send in pieces, a name aside."""
@@ -24,7 +24,7 @@ SO_FAR = ("policy_token_spans", "weight_versions")
 """Lists that a chunk has whole, as far as they came."""
 _GROWING = ("text", "thinking")
 """Types of parts that a stream sends in pieces."""
-_ARGUMENTS = ("arguments", "input")
+_ARGUMENTS = ("arguments", "input", "partial_json")
 """Members of a tool call that grow after its name."""
 _MOST = 8
 """Contradictions that are named: a broken stream may have one in every chunk."""
@@ -91,12 +91,14 @@ class Elements:
         None: there is none at its index, or none at all.
         """
         found = next((e for e in reversed(self._all) if key and e.key == key), None)
-        number = index_of(index)
         if found is not None:
             return found
-        if number is not None:
-            return self._at.get(number)
-        return self._all[-1] if self._all else None
+        number = index_of(index)
+        last = self._all[-1] if self._all else None
+        found = last if number is None else self._at.get(number)
+        if found is not None and len(self._all) > 1 and (number is None or number in self._shared):
+            found.is_guessed = True
+        return found
 
     def each(self, pieces: Sequence[Any] | None) -> Iterator[tuple[Element, Any]]:
         """The pieces of a chunk, each with its element: one with a new id or index opens that."""
@@ -109,7 +111,8 @@ class Elements:
                 found = self.open(index, key)
             elif index is not None:
                 self._at[index] = found
-            if key is None and len(self._all) > 1 and (index is None or index in self._shared):
+            is_alone = len(pieces) < len(self._all)  # else each of the chunk is at its place
+            if key is None and is_alone and (index is None or index in self._shared):
                 found.is_guessed = True
             found.key = found.key or key
             yield found, piece
@@ -286,8 +289,12 @@ class Merging:
 
     def check_choices(self, choices: Elements) -> None:
         """Find several choices that came as one."""
-        for choice in choices.in_order() if len(choices) < self.asked else ():
-            if choice.ends > 1 or choice.index is None or (len(choices) == 1 and not choice.ends):
+        is_less = len(choices) < self.asked
+        for choice in choices.in_order():
+            is_several = (
+                choice.ends > 1 or choice.index is None or (len(choices) == 1 and not choice.ends)
+            )
+            if choice.is_guessed or (is_less and is_several):
                 self.contradicts(
                     f"{self.asked} choices were asked for, and pieces of several may be in choice "
                     f"{choice.index or 0}: the indexes of its chunks do not tell them apart"
@@ -299,11 +306,21 @@ class Merging:
         keys = [call.key for call in calls if call.key]
         is_sure = len({*keys}) == len(keys) and not any(call.is_guessed for call in calls)
         for call in map(_called, calls):
-            if not call.get("name"):
+            if not call.get("name") and not {"function", "toolUse", *_ARGUMENTS}.isdisjoint(call):
                 self.contradicts("a tool call has no name")
             texts = [finish(call[name]) for name in _ARGUMENTS if not is_sure and name in call]
-            if any(isinstance(text, str) and try_loads(text) is None for text in texts):
+            if any(isinstance(text, str) and text and try_loads(text) is None for text in texts):
                 self.contradicts("pieces of its tool calls cannot be told apart")
+
+    def check_end(
+        self, chunks: Iterable[Chunk], ends: Callable[[Chunk], bool], *adding: str
+    ) -> None:
+        """Find pieces after the end. adding: the ends of the types, or the members, of pieces."""
+        after = dropwhile(lambda chunk: not ends(chunk), chunks)
+        next(after, None)
+        for chunk in after:
+            if str(chunk.get("type")).endswith(adding) or not chunk.keys().isdisjoint(adding):
+                self.contradicts("more of it comes after its end")
 
     def check_repeats(self) -> None:
         """Find calls whose arguments are those of several: their name came again between two."""
@@ -326,7 +343,7 @@ class Merging:
 def _called(call: Element) -> dict[str, Any]:
     """The member of a tool call that has its name, or the call itself."""
     members = (value for value in call.values() if isinstance(value, dict) and value.get("name"))
-    return next(members, call)
+    return call if call.get("name") else next(members, call)
 
 
 def _first_value_ends(text: str) -> set[int]:

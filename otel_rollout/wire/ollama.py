@@ -75,6 +75,7 @@ class Ollama(ModelApi):
         for chunk in chunks:
             merging.same("model", chunk.get("model"))
             merging.members(body, chunk, _PIECEWISE)
+        merging.check_end(chunks, self.ends, "message", "response")
         return finish(body)
 
     def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:

@@ -231,6 +231,8 @@ class Responses(ModelApi):
         listed = response.get("output")
         if came and isinstance(listed, list) and listed and any(map(self.ends, chunks)):
             came = _agreed(came, listed, merging)
+        if not all(item.get("type") for item in came):
+            merging.contradicts("a piece is of an output item that nothing began")
         return {**response, "output": came or listed}
 
     def sampled_items(self, reply: Reply) -> Sequence[Json] | None:
@@ -315,6 +317,8 @@ def _merge_event(items: Elements, event: Chunk, merging: Merging) -> None:
     item, index = event.get("item"), event.get("output_index")
     if not isinstance(item, dict):
         found = items.find(index, event.get("item_id"))
+        if found is None and kind in _DELTAS:
+            found = items.open(index, event.get("item_id"))
         if found is not None and (kind in _DELTAS or kind.endswith("_part")):
             _merge_part(found, event, kind, verb, merging)
         return
