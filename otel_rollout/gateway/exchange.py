@@ -117,7 +117,8 @@ class Exchange:
             added.ended(response.status)
             return response
         self._is_read = True
-        if (names := added.take_back(await text_of_refusal(response))) is None:
+        text = await text_of_refusal(response)
+        if (names := added.take_back(text, response.status)) is None:
             return response
         self._is_read = False
         recorder.asks_without(names, response.status)

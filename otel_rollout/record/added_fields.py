@@ -27,6 +27,8 @@ logger = logging.getLogger("otel_rollout")
 
 _REFUSED = (400, 422)
 """HTTP statuses by which a server says that it does not take a request as it is."""
+_MAY_REFUSE = (*_REFUSED, 404, 500, 501)
+"""Those by which it may, where it names a field of ours, as OpenRouter and old llama.cpp do."""
 _IN_A_ROW = 3
 """Refusals that name no field, after which a server that never took one is taken to refuse."""
 _CALLS, _SECONDS = 32, 60.0
@@ -99,15 +101,17 @@ class Added:
         """True if a stream ends with a chunk that the agent did not ask for."""
         return bool(self.fields.get("stream_options", {}).get("include_usage"))
 
-    def take_back(self, error: str | None) -> str | None:
+    def take_back(self, error: str | None, status: int) -> str | None:
         """Add nothing, since the server may have refused it; the names of the fields.
 
         error: its text. None: it was not read. None is returned if it names what the client wrote
-        and none of the fields: without these it would be the same.
+        and none of the fields, or is no refusal: without these it would be the same.
         """
         error = (error or "")[:_LONGEST]
-        self._is_named = any(_names(error, name, as_word=True) for name in self.fields)
-        if not self._is_named and any(_names(error, name) for name in self.own):
+        is_named = any(_names(error, name, as_word=True) for name in self.fields)
+        self._is_named = is_named or "requested parameters" in error
+        is_refusal = status in _REFUSED and not any(_names(error, name) for name in self.own)
+        if not self._is_named and not is_refusal:
             return None
         self.refused, self.fields = ",".join(sorted(self.fields)), {}
         return self.refused
@@ -205,4 +209,4 @@ def status_of(outcome: Any) -> int | None:
 def refusal_in(outcome: Any) -> int | None:
     """The HTTP status of a response, or of an error, by which a request was refused; else None."""
     status = status_of(outcome)
-    return status if status in _REFUSED else None
+    return status if status in _MAY_REFUSE else None

@@ -75,7 +75,7 @@ class ClientCall:
         outcome.
         """
         status = refusal_in(outcome)
-        if status is None or (names := self.added.take_back(text)) is None:
+        if status is None or (names := self.added.take_back(text, status)) is None:
             return None
         self.recorder.asks_without(names, status)
         return self.plain()

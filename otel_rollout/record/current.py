@@ -167,8 +167,13 @@ def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
 
 
 def _read_in(active: ActiveRollout | None) -> ActiveRollout | None:
-    """The rollout of the code here, which may be what reads the generator of this one."""
-    while active is not None and active.generator is not None and is_outside(active.generator):
+    """The rollout of the code here, which may be what reads the generator of this one.
+
+    Of generators that take turns, one leaves its context where another has attached its own.
+    """
+    while (
+        active is not None and (frame := active.generator) and (frame is True or is_outside(frame))
+    ):
         active = active.parent
     return active
 

@@ -26,7 +26,7 @@ from otel_rollout.wire import (
 )
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.message import content_parts
-from tests.kit.model_apis import GEMINI, OLLAMA, TALKS
+from tests.kit.model_apis import COHERE, CONVERSE, GEMINI, OLLAMA, TALKS
 from tests.kit.talk import Talk, array, lines, sse
 
 Json = dict[str, Any]
@@ -458,3 +458,29 @@ def test_a_text_that_ollama_continues() -> None:
         "response": "bc",
         "done": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "chunks"),
+    [
+        ("/api/chat", [OLLAMA.streams[1][-1], OLLAMA.streams[1][0]]),
+        ("/api/chat", [OLLAMA.streams[1][-1], OLLAMA.streams[1][-1]]),
+        ("/v2/chat", [*COHERE.streams[1], COHERE.streams[1][2]]),
+        ("/v2/chat", [*COHERE.streams[1], *COHERE.streams[1]]),
+        ("/model/m/converse-stream", [*CONVERSE.streams[1], CONVERSE.streams[1][1]]),
+        ("/model/m/converse-stream", [*CONVERSE.streams[1], *CONVERSE.streams[1]]),
+    ],
+)
+def test_what_comes_after_the_end_is_named(path: str, chunks: list[Any]) -> None:
+    """A piece, or a whole reply."""
+    merged = merge("".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), path=path)
+    assert merged.contradictions == ["more of it comes after its end"]
+
+
+@pytest.mark.parametrize("part", [{"text": ""}, {"text": "", "thoughtSignature": "c2ln"}])
+def test_an_empty_part_after_the_end_of_gemini(part: Any) -> None:
+    """Nothing is said in it."""
+    first = {"content": {"parts": [{"text": "a"}], "role": "model"}, "finishReason": "STOP"}
+    last = {"content": {"parts": [part], "role": "model"}}
+    chunks = [{"candidates": [each]} for each in (first, last)]
+    assert merge(b"".join(sse(chunks)).decode(), path=GEMINI.streamed).complete

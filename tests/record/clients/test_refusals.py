@@ -275,7 +275,7 @@ ABOUT: list[tuple[str, str | None]] = [
 def test_what_an_error_is_about(text: str, about: str | None):
     """A field is named as a word, not as a member of a request that the error repeats."""
     added = Added({"logprobs": True, "return_token_ids": True}, own=tuple(BODY))
-    names = added.take_back(text)
+    names = added.take_back(text, 400)
     assert (names is None) == (about == "client's")
     assert added._is_named == (about == "ours")
 
@@ -289,3 +289,48 @@ def test_what_is_remembered_is_bounded(
         for _ in range(4):
             clients.sync(clients.serve("hi")).chat.completions.create(model="m", messages=HI)
     assert len(process_state.refusals) <= 2
+
+
+@EVERY
+@pytest.mark.parametrize("status", [404, 500, 501])
+async def test_other_statuses_by_which_fields_are_refused(
+    recording: Recording, clients: Clients, ask: Callable[..., Awaitable[int]], status: int
+):
+    """Where the error names one, the call does not fail for it."""
+    text = "No endpoints found that can handle the requested parameters."
+    text = text if status == 404 else "logprobs is not supported with tools + stream"
+    server = clients.serve(
+        lambda body: error(text, status) if "return_token_ids" in body else "hello",
+        token_ids=False,
+        logprobs=False,
+    )
+    with request_token_ids(), rollout("agent"):
+        assert await ask(clients, server) == 200
+    assert asks(server) == [True, False]
+    assert replayed(recording).completions[0].status == "complete"
+
+
+def test_an_error_of_the_server_is_none(recording: Recording, clients: Clients):
+    """Without a word about a field it is the call's outcome, and is sent once."""
+    server = clients.serve(error("out of memory", 500))
+    client = clients.sync(server, max_retries=0)
+    with request_token_ids(), rollout("agent"), pytest.raises(openai.InternalServerError):
+        client.chat.completions.create(model="m", messages=HI)
+    assert asks(server) == [True]
+
+
+def test_a_refusal_for_one_model_is_not_of_another(recording: Recording, clients: Clients):
+    """A judge beside the policy, on one server: the policy's calls have ids."""
+
+    def reply(body: dict[str, Any]) -> Raw | str:
+        is_refused = body["model"] == "judge" and "return_token_ids" in body
+        return error("logprobs is not supported with this model") if is_refused else "hello"
+
+    client = clients.sync(clients.serve(reply))
+    with request_token_ids(), rollout("agent"):
+        for model in ["policy", "judge"] * 4:
+            client.chat.completions.create(model=model, messages=HI)
+    found = replayed(recording).completions
+    assert [c.token_ids is not None for c in found if c.exchange.params["model"] == "policy"] == (
+        [True] * 4
+    )

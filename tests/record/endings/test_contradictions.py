@@ -366,6 +366,90 @@ CASES: dict[str, Case] = {
         path=RESPONSES,
         named="says first 'It is warm.' and then 'It is cold.'",
     ),
+    "deltas of an item that nothing began": Case(
+        response(spoken("It is warm.")[1], output=[]),
+        path=RESPONSES,
+        named="an output item that nothing began",
+    ),
+    "deltas of an item that the end has": Case(
+        response(*spoken("It is warm.")[1:-1], output=[item("It is warm.")]),
+        path=RESPONSES,
+        says=output,
+        said=["It is warm."],
+    ),
+    "deltas of another item than the end has": Case(
+        response(spoken("It is warm.")[1], output=[item("It is cold.")]),
+        path=RESPONSES,
+        named="is not in the response at the end",
+    ),
+    "choices that begin together, without indexes": Case(
+        [
+            {**chat({}), "choices": [{"delta": FIRST, "token_ids": [n]} for n in (5, 6)]},
+            *(
+                {**chat({}), "choices": [{"delta": {"content": t}, "finish_reason": "stop"}]}
+                for t in "ab"
+            ),
+            counted(2),
+        ],
+        {"n": 2},
+        named="2 choices were asked for",
+    ),
+    "a call without arguments, and one with": Case(
+        [
+            chat(FIRST),
+            chat(call("now", "", id="call_a", index=0)),
+            chat(call("weather", "", id="call_b", index=0)),
+            chat(call(None, ROME, index=0)),
+            END,
+            counted(2),
+        ],
+        rows=[[1, 2, 5, 8]],
+        says=calls,
+        said=[("now", ""), ("weather", ROME)],
+    ),
+    "a count of another model": Case(
+        [chat({**FIRST, "content": "a"}, "stop", token_ids=[5]), {**counted(1), "model": "p/m"}],
+        rows=[[1, 2, 5]],
+        says=content,
+        said="a",
+    ),
+    "a tool of the server, by its own name": Case(
+        [
+            chat(FIRST),
+            chat({"tool_calls": [{"index": 0, "type": "web_search", "web_search": {"q": "x"}}]}),
+            chat({"content": "a"}, "stop", token_ids=[5]),
+            counted(1),
+        ],
+        rows=[[1, 2, 5]],
+    ),
+    "pieces after two starts at one index": Case(
+        message(
+            *(block("start", 0, type="tool_use", id=i, name="f", input={}) for i in "ab"),
+            block("delta", 0, partial_json=ROME),
+            block("delta", 0, partial_json=OSLO),
+        ),
+        path=MESSAGES,
+        named="cannot be told apart",
+    ),
+    "a text in a call": Case(
+        message(
+            block("start", 0, **TEXT),
+            block("start", 0, type="tool_use", id="a", name="f", input={}),
+            block("delta", 0, text="It is"),
+        ),
+        path=MESSAGES,
+        named="a piece of type 'text' is in a block of type 'tool_use'",
+    ),
+    "more after its end": Case(
+        [*message(), block("start", 0, **TEXT), block("delta", 0, text="It is")],
+        path=MESSAGES,
+        named="more of it comes after its end",
+    ),
+    "two replies in one": Case(
+        [*message(*both(0)[1:3]), *message(*both(0)[1:3])],
+        path=MESSAGES,
+        named="more of it comes after its end",
+    ),
 }
 
 
@@ -412,7 +496,7 @@ async def test_what_is_put_together_is_the_reply_or_is_named(
             assert case.named in " ".join(first.contradictions)
             assert not first.trainable
             assert any("contradicts itself" in warning for warning in one.warnings)
-            assert [drop.cause for drop in one.token_sequences().dropped] == ["contradicted"]
+            assert {drop.cause for drop in one.token_sequences().dropped} == {"contradicted"}
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any
@@ -150,15 +149,15 @@ def test_two_generators_that_take_turns(recording: Recording, ask: Callable[[str
             yield ask(f"{name} 1")
             yield ask(f"{name} 2")
 
-    def take_turns() -> None:
-        for _ in zip(agent("a"), agent("b"), strict=True):
-            ask("reader")
-
-    contextvars.copy_context().run(take_turns)  # they leave in the order in which they came
+    for _ in zip(agent("a"), agent("b"), strict=True):
+        ask("reader")
     for name, texts in asked(recording).items():
         assert all(text.startswith(name) for text in texts)
     assert sum(map(len, asked(recording).values())) < 4
     assert all("outside any rollout" in str(each.warnings) for each in recording.trajectories)
+    with rollout("later") as later:  # they leave in the order in which they came
+        ask("later")
+    assert (later.parent_id, later.warnings, len(later.completions)) == (None, [], 1)
 
 
 def test_a_generator_that_is_dropped(recording: Recording, ask: Callable[[str], str]):
