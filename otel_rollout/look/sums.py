@@ -157,11 +157,8 @@ class Sums(Observer):
         counts = token_counts(body, call.api, events=events)
         call.observed[TokenCounts] = counts  # for other observers
         summary.replied(call.path, body, counts, events=events)
-        if counts is not None:
-            if (found := rollout_metrics()) is not None:
-                found.tokens(labels_of(call.rollout), counts.input, counts.output)
-            # Of two threads at once one may be missed: it is for eyes alone.
-            process_state.sampled_tokens += counts.output
+        if counts is not None and (found := rollout_metrics()) is not None:
+            found.tokens(labels_of(call.rollout), counts.input, counts.output)
 
     def rollout_ends(self, rollout: ActiveRollout, attributes: dict[str, Any]) -> None:
         summary: Summary | None = rollout.observed.get(self)

@@ -50,8 +50,6 @@ class ProcessState:
             weakref.WeakKeyDictionary()
         )
         """Our tracer of each provider."""
-        self.sampled_tokens = 0
-        """Tokens that models sampled for it, by the servers' own counts; for progress bars."""
         self.metrics: object | None = None
         """The instruments (`Metrics`) of the meter provider that was the global one last."""
         self.rollouts: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()

@@ -91,6 +91,10 @@ def _limits_of(loop: Any, task: Any) -> Iterator[Callable[[], bool]]:
         owner: Any = getattr(getattr(timer, "_callback", None), "__self__", None)
         if getattr(owner, "_task", None) is task and hasattr(owner, "expired"):
             yield owner.expired
+        elif getattr(owner, "_host_task", None) is task and hasattr(owner, "deadline"):  # anyio's
+            yield partial(
+                lambda scope: scope.cancel_called and loop.time() >= scope.deadline, owner
+            )
     # wait_for before that: it waits in another task, for a future that only its timer fulfils.
     for callback, _ in getattr(task, "_callbacks", None) or ():
         if getattr(callback, "func", None) is getattr(asyncio.tasks, "_release_waiter", task):

@@ -249,7 +249,7 @@ def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
 
 def group_key(group_id: str | None, group_run: str | None) -> str | None:
     """The text that stands for a group: its id, and which run of it this is. None: no group."""
-    return group_id if not group_id or not group_run else f"{group_id}@{group_run}"
+    return group_id if group_id is None or not group_run else f"{group_id}@{group_run}"
 
 
 # --- types

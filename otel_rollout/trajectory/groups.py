@@ -111,7 +111,8 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
         for trajectory in trajectories:
             top = _ancestor(trajectory, known)
             kept = groups if top is trajectory else inside
-            kept.setdefault(top.group_key or f"\0{top.id}", []).append(trajectory)
+            key = f"\0{top.id}" if top.group_key is None else top.group_key
+            kept.setdefault(key, []).append(trajectory)
         made = {key: cls.of(members) for key, members in groups.items()}
         for key, nested in inside.items():
             made[key].children = sorted(nested, key=lambda t: (t.start_time_ns, t.id))

@@ -8,6 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+import requests
 
 from otel_rollout import Trajectory, configure, rollout, to_token_rows
 from otel_rollout.export import TokenRows, dropped_completions, row_exporter
@@ -364,3 +365,39 @@ def test_the_rows_of_a_trajectory_have_a_bound(
     found = trajectory.token_sequences()
     assert (len(found), [drop.cause for drop in found.dropped]) == (2, ["too_many"] * 2)
     assert f"more than {2 * length} token ids" in found.dropped[0].reason
+
+
+@pytest.mark.parametrize("more", [0, 70_000], ids=["short", "long"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_beside_choices(
+    recording: Recording, clients: Clients, stream: bool, more: int
+) -> None:
+    """Whatever was sampled, and however much of it, it is no whole reply."""
+    error: Json = {"error": {"message": "provider disconnected", "code": 502}}
+    body: Json = json.loads(reply([choice(0, [5])], 1, stream=False).body)
+    body["choices"][0]["message"]["content"] = "x" * more
+    if stream:
+        part = body["choices"][0]
+        part["delta"] = part.pop("message")
+        lines = [f"data: {json.dumps(each)}\n\n".encode() for each in (error, body)]
+        answer = Raw(chunks=[*lines, b"data: [DONE]\n\n"], content_type="text/event-stream")
+    else:
+        answer = Raw(body=json.dumps(body | error).encode())
+    url = f"{clients.serve(answer).base_url}/chat/completions"
+    asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    with rollout("agent") as trajectory:
+        requests.post(url, json=asked, timeout=30)
+    (completion,) = trajectory.completions
+    assert completion.status == "error"
+    assert "provider disconnected" in str(completion.error)
+    assert trajectory.token_sequences() == []
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "audio_embeds"])
+def test_media_without_a_type(recording: Recording, clients: Clients, kind: str) -> None:
+    """A part that is named by its member alone, as some servers take it."""
+    part = {kind: IMAGE["image_url"] if kind == "image_url" else {"data": "AA==", "format": "wav"}}
+    messages = [{"role": "user", "content": [part]}]
+    answer = reply([choice(0, [5])], 1, stream=False)
+    found = called(recording, clients, answer, messages=messages)
+    assert [drop.cause for drop in found.token_sequences().dropped] == ["media"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Any
-
-from otel_rollout.record.state import process_state
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -22,20 +20,18 @@ _BAR_SECONDS = 1.0
 """Time between two looks of the bar on a terminal, which also show what waits."""
 _LINE_SECONDS = 30.0
 """Time between two lines where stderr is no terminal."""
-_WINDOW_SECONDS = 30.0
-"""Time over which tokens per second are the mean."""
 _WAITS = 3
 """Runs that take longest, which a line names; a bar has room for one."""
 
 
 class RolloutProgress:
-    """Rate, what runs, mean reward, endings, tokens per second, and what runs longest.
+    """Rate, what runs, mean reward, endings, and what runs longest.
 
     text: the text before it. True: the name of the things that are counted; False: nothing at all.
     total: how many there will be. None: not known.
     counted: the name of the things that are counted, such as "rollouts".
 
-    It goes to stderr. Tokens are those that the process sampled, by the servers' own counts.
+    It goes to stderr.
     """
 
     def __init__(self, text: bool | str, total: int | None, counted: str) -> None:
@@ -46,8 +42,6 @@ class RolloutProgress:
         self._bar: tqdm[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began = time.monotonic()
-        self._tokens = deque([(self._began, process_state.sampled_tokens)])
-        """Tokens of the process by time, as far back as the window reaches."""
         self._numbers = count()
         self._running: dict[int, tuple[str, float]] = {}
         """Name and beginning of what runs, oldest first."""
@@ -130,18 +124,9 @@ class RolloutProgress:
         if self._scored:
             shown["reward"] = f"{self._sum / self._scored:.3g}"
         shown |= self._endings
-        if rate := self._token_rate(now):
-            shown["tokens/s"] = f"{rate:.0f}"
         if oldest := list(self._running.values())[:waits]:
             shown["longest"] = " ".join(f"{name} ({_time(now - at)})" for name, at in oldest)
         return shown
-
-    def _token_rate(self, now: float) -> float:
-        self._tokens.append((now, process_state.sampled_tokens))
-        while len(self._tokens) > 2 and now - self._tokens[1][0] > _WINDOW_SECONDS:
-            self._tokens.popleft()
-        (at, before), (_, tokens) = self._tokens[0], self._tokens[-1]
-        return (tokens - before) / (now - at) if now > at else 0.0
 
 
 def _time(seconds: float) -> timedelta:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import gather_group, gather_trajectories, rollout
-from otel_rollout.record import RolloutProgress, process_state
+from otel_rollout.record import RolloutProgress
 from otel_rollout.record.gathering import progress
 from tests.kit.recording import Clients, Recording
 
@@ -46,16 +46,10 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return Said(capsys)
 
 
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens of other tests count no more."""
-    monkeypatch.setattr(process_state, "sampled_tokens", 0)
-
-
 async def test_a_line_tells_what_runs_longest(
     recording: Recording, clients: Clients, said: Said
 ) -> None:
-    """While some wait: how many run, which of them longest, tokens and rewards so far."""
+    """While some wait: how many run, which of them longest, endings and rewards so far."""
     client, go = clients.asynchronous(clients.serve("hello")), asyncio.Event()
 
     @rollout
@@ -71,7 +65,7 @@ async def test_a_line_tells_what_runs_longest(
 
     runs = [agent(True), agent(False), agent(True), fails()]
     gathering = asyncio.create_task(gather_trajectories(runs, progress="solving"))
-    line = await said.until(r"solving: 2/4 .*, running 2, timeout 1, tokens/s \d")
+    line = await said.until(r"solving: 2/4 .*, running 2, timeout 1, longest")
     assert re.search(r"longest agent#0 \(0:00:\d\d\) agent#2 \(0:00:\d\d\)$", line)
     go.set()
     await gathering

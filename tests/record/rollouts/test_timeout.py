@@ -8,6 +8,7 @@ import math
 import sys
 from typing import Any
 
+import anyio
 import pytest
 
 from otel_rollout import (
@@ -150,8 +151,13 @@ async def around_by_timeout(work: Any) -> None:
         await work
 
 
-AROUND: list[Any] = [around_by_wait_for, around_by_timeout][
-    : 2 if sys.version_info >= (3, 11) else 1
+async def around_by_anyio(work: Any) -> None:
+    with anyio.fail_after(2):
+        await work
+
+
+AROUND: list[Any] = [around_by_wait_for, around_by_anyio, around_by_timeout][
+    : 3 if sys.version_info >= (3, 11) else 2
 ]
 
 
