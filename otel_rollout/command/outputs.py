@@ -21,9 +21,7 @@ _HEAD = 1 << 16
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """SystemExit, before anything is opened, if an output of the verb is one of its sources, or has
-    something that the verb would destroy.
-    """
+    """SystemExit, before anything is opened, if an output would destroy or mix what is there."""
     sources = [*(getattr(options, "sources", None) or ()), *getattr(options, "started", ())]
     for argument in _REPLACED:
         name = getattr(options, argument, None)
@@ -31,6 +29,10 @@ def check_outputs(options: argparse.Namespace) -> None:
             options.wrong("--html: expected the name of a file, got '-': name another file")
         if name and name != "-":
             _check_replaced(options, name, sources)
+    _check_appended(options)
+
+
+def _check_appended(options: argparse.Namespace) -> None:
     appended = {name: getattr(options, name, None) for name in _APPENDED}
     out, spans = appended.values()
     if out and spans and any(_is_same(each, spans) for each in (out, out + STARTED)):
@@ -52,24 +54,22 @@ def _check_replaced(options: argparse.Namespace, name: str, sources: list[str]) 
     for read in (each for source in sources for each in _read_with(source)):
         for written in (path, *beside):
             if _is_same(read, written) or _is_inside(written, read):
-                options.wrong(
-                    f"-o: {name!r} would destroy {read!r}, a SOURCE or beside one: name another "
-                    f"file"
-                )
-    if options.force or (beside and os.path.isfile(os.path.join(beside[1], "trajectories"))):
-        return  # an export that was interrupted: the same command goes on with it
-    for kept in (path, *beside[:1]):
-        if os.path.isfile(kept) and os.path.getsize(kept) > 0:
-            kept = name if kept == path else kept
-            options.wrong(
-                f"{kept!r} is there already: name another file, or give --force to replace it"
-            )
+                options.wrong(f"-o: {name!r} would destroy the SOURCE {read!r}: name another file")
+    is_unfinished = beside and os.path.isfile(os.path.join(beside[1], "trajectories"))
+    if not options.force and not is_unfinished:  # the same command goes on with it
+        _check_kept(options, name, *beside[:1])
+
+
+def _check_kept(options: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if os.path.isfile(name) and os.path.getsize(name) > 0:
+            advice = "name another file, or give --force to replace it"
+            options.wrong(f"{name!r} is there already: {advice}")
 
 
 def _read_with(source: str) -> Iterator[str]:
     """A source, and the files that are read with it, or are the record of its rollouts."""
-    yield "/dev/stdin" if source == "-" else source
-    yield source + STARTED
+    yield from ("/dev/stdin" if source == "-" else source, source + STARTED)
     yield from otlp.rotated_beside(source)
     if os.path.isdir(source):  # a link in it may lead out of it
         yield from (str(each) for each in Path(source).iterdir() if each.is_file())
@@ -92,15 +92,13 @@ def _is_inside(name: str, folder: str) -> bool:
 
 def _kind_of(name: str, wanted: str) -> str:
     """What a file has, as its beginning shows; what is wanted if it is empty, or no file."""
-    if not os.path.isfile(name):
+    if not os.path.isfile(name) or not os.path.getsize(name):
         return wanted
     with open(name, "rb") as file:
         head, _, whole = export.begun_file(file, name)
         content = whole.read(_HEAD).lstrip()
-    if not content:
-        return wanted
     if export.layout_of(head) == "lines" and b'"trace_id"' in content:
         return "trajectories"
     if b'"resourceSpans"' in content:
         return "spans"
-    return wanted if wanted == "rows" and content.startswith(b"{") else "something else"
+    return wanted if wanted == "rows" and content[:1] in (b"", b"{") else "something else"
