@@ -1,6 +1,6 @@
 """The verb `audit`: what became of all rollouts, from files, journals and backends.
 
-Exit status: 0 if nothing is missing, 1 if something is, 2 if a source cannot be read.
+Exit status: 0 if nothing is missing, 1 if something is, or all is, 2 if a source cannot be read.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def audit(options: argparse.Namespace) -> int:
         for line in report.lines():
             print(escaped(line))
     if unreadable:
-        note_unreadable(unreadable)
-        return 2
-    return 0 if report.is_fine else 1
+        return 2 * note_unreadable(unreadable)
+    if not (found.started.started or report.late):
+        note("no rollout to audit: there is none in the sources")
+        return 1
+    return int(not report.is_fine)
 
 
 def _read(names: Sequence[str], found: Audit) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from otel_rollout.command.checks import Finding, check
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.terminal import number_of
+from otel_rollout.terminal import escaped, number_of
 from otel_rollout.wiring import TruncationWarning, configure, shutdown
 
 
@@ -27,8 +27,9 @@ def doctor(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     findings = [*_set_up(options.setup), *check(server=options.server, model=options.model)]
     width = shutil.get_terminal_size((80, 24)).columns
+    lines = textwrap.TextWrapper(width, subsequent_indent=" " * 9, break_on_hyphens=False)
     for each in findings:
-        print(textwrap.fill(str(each), width, subsequent_indent=" " * 9, break_on_hyphens=False))
+        print(lines.fill(escaped(str(each))))
     levels = Counter(finding.level for finding in findings)
     print(f"\n{number_of(levels['problem'], 'problem')}, {number_of(levels['warning'], 'warning')}")
     shutdown(5_000)

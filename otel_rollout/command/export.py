@@ -88,7 +88,8 @@ def _checked_output(options: argparse.Namespace, writes_folder: bool) -> Path:
     """
     output = Path(os.path.realpath(options.output))
     kind, is_right = ("folder", Path.is_dir) if writes_folder else ("file", Path.is_file)
-    if options.output == "-" or (output.exists() and not is_right(output)):
+    given = Path(options.output)  # the target of /dev/stdout is no path if that is a pipe
+    if options.output == "-" or (given.exists() and not is_right(given)):
         options.wrong(f"-o: expected a {kind}, or a new name, got {options.output!r}")
     check_folder(output, "-o")
     return output

@@ -130,7 +130,8 @@ Layout = Literal["lines", "indented", "list", "parquet"]
 _is_no_text = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
 # Documents of other programs have a text for their version, or are of a rollout_id.
 _begins = re.compile(
-    rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:(?!\s*("|\d+\s*,\s*"rollout_id"))'
+    rb"(?:\xef\xbb\xbf)?\s*(\[\s*)?"
+    rb'\{(\s*)"(schema_version|appended)"\s*:(?!\s*("|\d+\s*,\s*"rollout_id"))'
 ).match
 _UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
 

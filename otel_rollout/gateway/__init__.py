@@ -29,3 +29,4 @@ from otel_rollout.gateway.serving import application as application
 from otel_rollout.gateway.serving import serve as serve
 from otel_rollout.gateway.tokens import TokenError as TokenError
 from otel_rollout.gateway.upstream import listening_socket as listening_socket
+from otel_rollout.gateway.upstream import root_of as root_of

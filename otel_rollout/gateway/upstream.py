@@ -51,7 +51,7 @@ class Upstream:
     """
 
     def __init__(self, url: str, *, api_key: str | None, connect_seconds: float) -> None:
-        self.root = _root(url)
+        self.root = root_of(url, "gateway upstream")
         self.api_key = api_key
         self._connect_seconds = connect_seconds
         self._aiohttp = module_of("gateway", "aiohttp", "otel_rollout.gateway")
@@ -147,8 +147,8 @@ def _text(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def _root(url: str) -> str:
-    """The address without `/v1`, which is part of each request's path."""
+def root_of(url: str, owner: str) -> str:
+    """The address of a model server without `/v1`. ConfigurationError by `owner` if it is none."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -156,8 +156,8 @@ def _root(url: str) -> str:
         known = False
     if not known or "?" in url or "#" in url:
         raise ConfigurationError(
-            f"gateway upstream: expected the address of a model server, such as "
-            f"http://127.0.0.1:8000/v1, got {url!r}"
+            f"{owner}: expected the address of a model server, such as http://127.0.0.1:8000/v1, "
+            f"got {url!r}"
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

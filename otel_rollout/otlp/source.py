@@ -386,8 +386,8 @@ def _check_known(members: Iterable[str]) -> None:
         )
     if {"schema_version", "exchanges"} <= {*members}:
         raise SpanFormatError(
-            "this is a file of trajectories, not spans: `otel-rollout list`, `show` and "
-            "`export` read it, in Python JsonlTrajectoryExporter.read"
+            "this is a trajectory, not spans: `otel-rollout list`, `show` and `export` read it "
+            "from a file that has trajectories alone, in Python JsonlTrajectoryExporter.read"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -103,7 +103,7 @@ class Options:
             )
         seconds, main = self.timeout, self.main
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if seconds is not None and not (is_number and 0 < seconds < math.inf):
+        if seconds is not None and not (is_number and 0 < seconds <= sys.float_info.max):
             raise ConfigurationError(
                 f"rollout(timeout=...): expected seconds, a number above 0, got {seconds!r:.100}"
             )

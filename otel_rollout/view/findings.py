@@ -18,6 +18,7 @@ from otel_rollout.trajectory import (
     Kind,
     TokenSequences,
     Trajectory,
+    advice_about,
     sentences,
 )
 from otel_rollout.wire import Json, samplers_of
@@ -82,6 +83,18 @@ def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -
         *_of_policies(rows),
         *_of_drift(trajectory, rows),
     ]
+
+
+NOTHING_TRAINS = "no token of it trains"
+"""Prefix of the finding that fails `tokens`; the reason follows it."""
+
+
+def nothing_trains(rows: TokenSequences) -> Finding:
+    """That no token of a trajectory trains, with the reason of the first drop and its advice."""
+    reasons = ((f": {drop.reason}", advice_about(drop)) for drop in rows.dropped)
+    because, advice = next(reasons, ("", ""))
+    advice = advice or "See its other findings (--json): they say why no row trains its replies."
+    return Finding("dropped", f"{NOTHING_TRAINS}{because}", advice)
 
 
 def replies_by_sentence(findings: Iterable[Finding]) -> Counter[tuple[str, str, str]]:
@@ -173,7 +186,8 @@ def _of_logprobs(rows: TokenSequences) -> Iterator[Finding]:
 _RAW = "their log-probabilities are from before that: not of what was sampled from"
 _MODE = (
     "Start the server with `--logprobs-mode processed_logprobs` (vLLM), and say so: "
-    'configure(logprobs_mode="processed"); `otel-rollout doctor --server URL` measures it.'
+    'configure(logprobs_mode="processed"), or `--logprobs-mode processed` at `run` and `gateway`; '
+    "`otel-rollout doctor --server URL` measures it."
 )
 
 

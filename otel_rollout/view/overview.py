@@ -13,7 +13,7 @@ from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath
 from otel_rollout.terminal import shortened
 from otel_rollout.trajectory import Completion, Episode, TokenSequences, Trajectory, TrajectoryGroup
-from otel_rollout.view.findings import Finding, findings_of
+from otel_rollout.view.findings import Finding, findings_of, nothing_trains
 from otel_rollout.view.messages import message_row
 from otel_rollout.wire import Json, counts_of, finite, shown_message
 
@@ -101,8 +101,8 @@ class Examined(NamedTuple):
     findings: list[Finding]
     trainable: bool
     """`Trajectory.trainable`."""
-    dropped: str | None
-    """The reason of the first completion that no row trains; None: rows train all."""
+    untrained: Finding
+    """That no token of it trains, if so."""
     hit: list[str] | None = None
     """The excerpt around what is searched for (`Search.hit`). None: nothing is searched for."""
 
@@ -131,8 +131,7 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
         warnings=len(trajectory.warnings),
         findings=tuple(sorted({finding.kind for finding in findings})),
     )
-    dropped = rows.dropped[0].reason if rows.dropped else None
-    return Examined(overview, findings, trajectory.trainable, dropped)
+    return Examined(overview, findings, trajectory.trainable, nothing_trains(rows))
 
 
 _PLAIN = (

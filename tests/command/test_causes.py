@@ -52,6 +52,46 @@ def test_check_has_no_numbers_of_the_first(without_ids: str, capsys: Any):
     assert "--request-token-ids" in out
 
 
+def asked(recording: Recording, path: Path, content: Any, params: Any) -> str:
+    """A file with the trajectory of one call that asks for token ids."""
+    with (
+        ModelServer() as server,
+        OpenAI(base_url=server.base_url, api_key="x") as client,
+        rollout("agent"),
+        request_token_ids(),
+    ):
+        client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": content}], **params
+        )
+    return trajectories_of(recording.trajectories, path / "t.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "params", "said"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}], {}, "on_media=keep"),
+        ("hi", {"extra_body": {"use_beam_search": True}}, "Sample without beams"),
+    ],
+    ids=["image", "beams"],
+)
+def test_check_says_what_to_do_where_nothing_trains(
+    recording: Recording, tmp_path: Path, capsys: Any, content: Any, params: Any, said: str
+):
+    """The advice is that of the reply that no row trains, as `export` prints it."""
+    path = asked(recording, tmp_path, content, params)
+    assert main(["check", path, "--require", "tokens"]) == 1
+    assert said in capsys.readouterr().out
+    assert main(["export", "--to", "tokens", path, "-o", str(tmp_path / "rows")]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_check_names_the_option_for_the_mode(recording: Recording, tmp_path: Path, capsys: Any):
+    """Where nobody knows what log-probabilities are of, an agent may be behind a gateway."""
+    path = asked(recording, tmp_path, "hi", {"temperature": 0.5})
+    assert main(["check", path, "--require", "exact"]) == 1
+    assert "`--logprobs-mode processed` at `run` and `gateway`" in capsys.readouterr().out
+
+
 def test_parts_that_differ_in_ids_alone_are_one():
     """A reason that lists replies is the same for any number of them."""
     one = "t has none: chatcmpl-01: no ids. Run it again"

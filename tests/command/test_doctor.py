@@ -439,6 +439,36 @@ def test_a_mode_that_was_configured_wrong():
     assert "configured with logprobs_mode='processed'" in finding.text
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:9404",
+        "localhost",
+        "",
+        "ftp://h",
+        "http://h:99999",
+        "http://[::1",
+    ],
+)
+def test_a_server_that_is_no_address(setup: Any, capsys: pytest.CaptureFixture[str], address: str):
+    """The sentence of `gateway --upstream`, with an example."""
+    assert main(["doctor", "--server", address]) == 1
+    assert "expected the address of a model server, such as" in capsys.readouterr().err
+
+
+def test_a_password_and_what_is_raised_are_not_printed_raw(
+    setup: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """An address has no password where it is printed; an exception steers no terminal."""
+    assert main(["doctor", "--server", "http://me:secret@127.0.0.1:9/v1", "--model", "m"]) == 1
+    said = capsys.readouterr().out
+    assert "http://127.0.0.1:9/v1" in said
+    assert "secret" not in said
+    (tmp_path / "odd.py").write_text("raise ValueError('\\x1b[31m red')")
+    assert main(["doctor", str(tmp_path / "odd.py")]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_a_model_server_that_is_not_there(setup: Any, capsys: pytest.CaptureFixture[str]):
     """It is a problem of the command too."""
     assert main(["doctor", "--server", "http://127.0.0.1:9/v1", "--model", "m"]) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+ROTATED = "spans-2026-11-01T00-00-00.000"
+EXPORT = ["export", "trajectories", "--to", "tokens", "-o"]
 EATING: dict[str, list[str]] = {
     "rebuild": ["rebuild", "spans", "-o", "spans"],
     "rebuild, by force": ["rebuild", "spans", "-o", "spans", "--force"],
@@ -59,6 +63,17 @@ EATING: dict[str, list[str]] = {
     "a reward's": ["reward", "ab", "1", "--spans", "trajectories"],
     "a receiver's": ["receive", "--journal", "journal", "--out", "spans"],
     "a receiver's rows": ["receive", "--journal", "j", "--to", "tokens", "--out", "trajectories"],
+    "rows onto spans": ["receive", "--journal", "j", "--to", "tokens", "--out", "spans"],
+    "rows onto a text": ["receive", "--journal", "j", "--to", "tokens", "--out", "text"],
+    "a rotated part": ["rebuild", "spans", "-o", ROTATED, "--force"],
+    "what a link in a folder leads to": ["rebuild", "folder", "-o", "spans", "--force"],
+    "the record of starts": [*EXPORT, "trajectories.started", "--force"],
+    "a page onto it": ["view", "trajectories", "--html", "trajectories.started", "--force"],
+    "starts and spans": ["run", "--upstream", SERVER, "--out", "n", "--spans", "n.started", "true"],
+    "somebody's part": [*EXPORT, "rows"],
+    "trajectories onto settings": ["run", "--upstream", SERVER, "--out", "settings", "true"],
+    "trajectories onto ATIF": ["run", "--upstream", SERVER, "--out", "atif", "true"],
+    "a page to stdout": ["view", "trajectories", "--html", "-"],
 }
 
 
@@ -70,9 +85,53 @@ def test_a_verb_that_would_destroy_something_does_nothing(
     monkeypatch.chdir(files)
     (files / "link").symlink_to(files / "spans")
     (files / "rows.part").write_bytes((files / "trajectories").read_bytes())
-    before = {path.name: path.read_bytes() for path in files.iterdir()}
-    assert "name another file" in refused(EATING[name], capsys) or name == "one file for two kinds"
-    assert {path.name: path.read_bytes() for path in files.iterdir()} == before
+    (files / ROTATED).write_bytes((files / "spans").read_bytes())
+    (files / "settings").write_text('{"schema_version": 3, "name": "x"}\n')
+    (files / "atif").write_text('{"schema_version":"ATIF-v1.8","trace_id":"x"}\n')
+    (files / "text.groups").mkdir()  # that of no export
+    (files / "folder").mkdir()
+    (files / "folder" / "link").symlink_to(files / "spans")
+    before = {path: path.is_dir() or path.read_bytes() for path in files.iterdir()}
+    assert "name another file" in refused(EATING[name], capsys)
+    assert {path: path.is_dir() or path.read_bytes() for path in files.iterdir()} == before
+
+
+@pytest.fixture
+def stdin() -> Iterator[Callable[[Path], None]]:
+    """Makes a file the standard input of this process."""
+    before = os.dup(0)
+
+    def give(path: Path) -> None:
+        with open(path, "rb") as file:
+            os.dup2(file.fileno(), 0)
+
+    yield give
+    os.dup2(before, 0)
+    os.close(before)
+
+
+def test_the_file_on_stdin_is_a_source(
+    files: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, stdin: Callable[[Path], None]
+) -> None:
+    """It is not replaced, by force either; a device is written to."""
+    stdin(files / "spans")
+    before = (files / "spans").read_bytes()
+    arguments = ["rebuild", "-", "--force", "-o"]
+    assert "name another file" in refused([*arguments, str(files / "spans")], capsys)
+    assert (files / "spans").read_bytes() == before
+    stdin(Path(os.devnull))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    assert main([*arguments, os.devnull]) == 1
+    assert "there is no span" in capsys.readouterr().err
+
+
+def test_export_asks_for_a_name_instead_of_a_pipe(files: Path, capsys: Any) -> None:
+    """It keeps files beside its output."""
+    read, write = os.pipe()
+    arguments = ["export", str(files / "trajectories"), "--to", "tokens", "-o", f"/dev/fd/{write}"]
+    assert "expected a file, or a new name" in refused(arguments, capsys)
+    os.close(read)
+    os.close(write)
 
 
 def test_what_is_there_is_replaced_by_force(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +151,11 @@ def test_a_verb_appends_to_its_own_kind(files: Path, monkeypatch: pytest.MonkeyP
     before = os.path.getsize("spans")
     assert main(["reward", trajectory.id, "1", "--spans", "spans"]) == 0
     assert os.path.getsize("spans") > before
+
+
+def test_a_receiver_appends_to_rows(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a trainer's rows is no reason to refuse: it goes on after a restart."""
+    monkeypatch.chdir(files)
+    Path("rows").write_text('{"prompt_token_ids":[1],"loss_mask":[0]}\n')
+    arguments = ["receive", "--journal", "spans", "--to", "tokens", "--out", "rows"]
+    assert main(arguments) == 1  # the journal is no folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -52,6 +53,7 @@ WAYS: dict[str, Callable[[bytes], bytes]] = {
     "sorted and gzipped": lambda content: gzip.compress(
         _each_line(lambda data: json.dumps(data, sort_keys=True, separators=(",", ":")))(content)
     ),
+    "with a byte order mark": lambda content: codecs.BOM_UTF8 + content,
     "after an empty line": lambda content: b"\n" + content,
 }
 
@@ -159,6 +161,14 @@ LAYOUTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "jq -c '.[]' FILE",
     ),
 }
+
+
+def test_spans_before_trajectories(plain: Path, tmp_path: Path, capsys: Output) -> None:
+    """The trajectories are reported with what to do: they belong into a file of their own."""
+    both = tmp_path / "both"
+    both.write_bytes((tmp_path / "spans.jsonl").read_bytes() + plain.read_bytes())
+    assert main(["list", str(both)]) == 1
+    assert "from a file that has trajectories alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -77,6 +77,13 @@ def test_what_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert audit(capsys, *sources) == (0, FINE | NOTHING)
 
 
+def test_sources_without_a_rollout(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Nothing is no good end, and it is named."""
+    (tmp_path / "empty").touch()
+    assert main(["audit", str(tmp_path / "empty")]) == 1
+    assert "no rollout to audit" in capsys.readouterr().err
+
+
 def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Likewise, and with the same words."""
     spans = [*spans_of(A, **GROUP)[1:], start_of(B, **GROUP, ROLLOUT_SAMPLE_INDEX=1)]

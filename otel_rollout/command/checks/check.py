@@ -16,7 +16,8 @@ from otel_rollout.command.checks.process import (
     versions,
 )
 from otel_rollout.command.checks.trials import model_server, one_rollout
-from otel_rollout.record import rollout_provider
+from otel_rollout.gateway import root_of
+from otel_rollout.record import public_address, rollout_provider
 
 
 def check(*, server: str | None = None, model: str | None = None) -> list[Finding]:
@@ -25,7 +26,10 @@ def check(*, server: str | None = None, model: str | None = None) -> list[Findin
     `server`: base URL of a model server that gets, in a rollout too, a request for a streamed reply
     with tools, and requests by which its log-probabilities are measured; `model`: which of its
     models. None: none is asked; the first that it lists.
+    ConfigurationError for a `server` that is no address.
     """
+    if server is not None:
+        root_of(public_address(server), "server to check")
     provider = rollout_provider()
     findings = [*versions(), *tracer_provider(provider)]
     sdk = sdk_provider(provider)

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import openai
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -18,7 +17,7 @@ from otel_rollout.command.checks.logprobs import LOGPROBS, measured
 from otel_rollout.command.checks.process import Finding, flat
 from otel_rollout.providers import remove_processor
 from otel_rollout.rebuild import reconstruct
-from otel_rollout.record import TrajectorySpanProcessor, request_token_ids, rollout
+from otel_rollout.record import TrajectorySpanProcessor, public_address, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.trajectory import Completion, Trajectory
 
@@ -90,23 +89,23 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
     or without a path; the key is `OPENAI_API_KEY`. model: the model to ask. None: the first that it
     lists.
     """
-    if urlsplit(address).path in ("", "/"):
+    if not address.partition("://")[2].partition("/")[2]:
         address = address.rstrip("/") + "/v1"
-    key = os.environ.get("OPENAI_API_KEY") or "none"
+    shown, key = public_address(address), os.environ.get("OPENAI_API_KEY") or "none"
     try:
         with _trial(provider, address, key) as (client, trajectory):
-            model = model or _first_model(client, address)
+            model = model or _first_model(client, shown)
             _stream_with_tools(client, model)
     except Exception as error:  # whatever the user's server does to a call is a finding
-        text = f"a streamed call with tools to {address} raised {type(error).__name__}: {error}"
+        text = f"a streamed call with tools to {shown} raised {type(error).__name__}: {error}"
         yield Finding("problem", "model server", text)
         return
     completion = trajectory.completions[-1]
     problem = _lost_tokens(completion)
     if problem is not None:
-        yield Finding("problem", "model server", f"{address}: {problem}")
+        yield Finding("problem", "model server", f"{shown}: {problem}")
     else:
-        sent = f"{address} sent the ids of all {completion.sampled_count} tokens that it sampled"
+        sent = f"{shown} sent the ids of all {completion.sampled_count} tokens that it sampled"
         more = "" if completion.stream else ": streams were not checked, and clients read none"
         level = "ok" if completion.stream else "warning"
         yield Finding(level, "model server", f"{sent}, in {_named(completion)}{more}")  # type: ignore[arg-type]

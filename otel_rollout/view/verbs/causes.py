@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from otel_rollout.terminal import for_commands
 from otel_rollout.trajectory import SequenceOptions
-from otel_rollout.view.findings import Finding
+from otel_rollout.view.findings import NOTHING_TRAINS, Finding
 
-NOTHING_TRAINS = "no token of it trains"
-"""Prefix of the finding that fails `tokens`; the reason follows it."""
 _IDS = 3
 """Trajectories of a cause that are named."""
 _SHOWN = 20

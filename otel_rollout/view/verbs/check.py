@@ -22,7 +22,7 @@ from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Examined, Overview
 from otel_rollout.view.sources import Sources, note_unreadable
-from otel_rollout.view.verbs.causes import NOTHING_TRAINS, Causes
+from otel_rollout.view.verbs.causes import Causes
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.never_ended import NeverEnded, sources_of
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON, WHOLE
@@ -181,7 +181,7 @@ class _Report:
         if examined is None:
             return None
         self.groups.ask_for(sample.group_id)
-        overview, findings, trainable, dropped, _ = examined
+        overview, findings, trainable, untrained, _ = examined
         if self._ids[digest]:
             findings.append(_CAME_BEFORE)
         self._ids[digest] = True
@@ -192,7 +192,7 @@ class _Report:
         }
         found = [(one, fails.get(one.kind)) for one in findings]
         if not overview.trained_tokens:
-            found.append((_no_tokens(dropped), fails.get(None)))
+            found.append((untrained, fails.get(None)))
         checked = Checked(overview, found)
         self.trajectories += 1
         self.failed += bool(checked.fails)
@@ -248,13 +248,3 @@ _CAME_BEFORE = Finding(
     "its id came before in the sources",
     "Give each source once; of two that are equal `export` takes the last.",
 )
-
-
-def _no_tokens(dropped: str | None) -> Finding:
-    """That no token trains, with the first reason."""
-    because = f": {dropped}" if dropped is not None else ""
-    return Finding(
-        "dropped",
-        f"{NOTHING_TRAINS}{because}",
-        "See its other findings (--json): they say why no row trains its replies.",
-    )

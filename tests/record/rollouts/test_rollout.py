@@ -292,6 +292,7 @@ def test_options_are_on_the_trajectory_and_the_span(recording: Recording):
         ({"sample_index": "0"}, r"rollout\(sample_index=...\): expected int, got '0'"),
         ({"sample_index": True}, r"rollout\(sample_index=...\): expected int, got True"),
         ({"group_size": "4"}, r"rollout\(group_size=...\): expected int, got '4'"),
+        ({"timeout": 10**400}, r"rollout\(timeout=...\): expected seconds"),
         ({"group_size": 0}, r"rollout\(group_size=...\): expected a number from 1 on, got 0"),
         ({"policy_version": 0.1}, r"rollout\(policy_version=...\): expected str or int, got 0.1"),
         ({"metadata": [1]}, r"rollout\(metadata=...\): expected Mapping, got \[1\]"),
