@@ -86,10 +86,6 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """True if its own span came."""
     missing: tuple[str, ...] = ()
     """What has not come of it, or came damaged; () if it is whole."""
-    copies: int = 0
-    """Spans that came again."""
-    damaged: int = 0
-    """Copies of spans that were damaged on the way, where a whole one came."""
     is_extra: bool = False
     """True if its group had been handed over without it."""
     rewards: tuple[str | None, ...] = ()
@@ -156,7 +152,6 @@ class Evidence:
 
     def __init__(self, rollout_id: str) -> None:
         self.rollout_id = rollout_id
-        self.copies = self.damaged = 0
         self.inside: frozenset[str] = frozenset()
         """The rollouts of its episode, if it is the run of a workflow: some may claim its calls."""
         self._spans: dict[SpanKey, tuple[int, SpanRecord]] = {}
@@ -177,16 +172,12 @@ class Evidence:
             self._keep(content, record)
             return "new"
         if known[0] == content:
-            self.copies += 1
             return "copy"
         if record.cut and not known[1].cut:
-            self.damaged += 1
             return "damaged"
         if known[1].cut and record.cut:
-            self.damaged += 1
             return "new"  # together they may be whole: `reconstruct` finds out
         if known[1].cut:
-            self.damaged += 1
             self._keep(content, record)
             self._assembly = Assembly(self.rollout_id)
             for _, kept in self._spans.values():
@@ -282,8 +273,6 @@ class Evidence:
             came=came,
             ended=self.has_ended,
             missing=missing,
-            copies=self.copies,
-            damaged=self.damaged,
             rewards=tuple(rewards),
         )
 

@@ -174,9 +174,8 @@ class SupplyingUpstream:
         response = await self._upstream.ask(method, target, headers, with_ids(body, prompt.ids))
         own, refusals = object_in(body) or (), self._supply.refusals
         added = Added({FIELD: prompt.ids}, refusals=refusals, own=own, where=self._path)
-        if (status := refusal_in(response)) is None or added.take_back(
-            await text_of_refusal(response), status
-        ) is None:
+        status = refusal_in(response)
+        if status is None or added.take_back(await text_of_refusal(response), status) is None:
             added.ended(response.status)
             self._recorder.supplied(prompt.held, prompt.ids)
             return response

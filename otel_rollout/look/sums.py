@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
@@ -41,13 +40,8 @@ _SYSTEM_ROLES = ("system", "developer")
 """Roles of messages that are instructions."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a rollout was asked first."""
-
-    at_ns: int
-    messages: list[Json]
-    """The last one, as the conventions have messages; empty without any."""
+_Task = tuple[int, list[Json]]
+"""When a rollout was asked first, and the last message of that, as the conventions have it."""
 
 
 class Summary:
@@ -93,10 +87,9 @@ class Summary:
             self.calls += inner.calls
             self._counted += inner._counted
             self._tokens = [sum(pair) for pair in zip(self._tokens, inner._tokens, strict=True)]
-            task = inner._task
-            if not self._own_task and task is not None:
-                earlier = self._task is None or task.at_ns < self._task.at_ns
-                self._task = task if earlier else self._task
+            if not self._own_task:
+                asked = filter(None, (self._task, inner._task))
+                self._task = min(asked, key=lambda task: task[0], default=None)
             if answer is not None:
                 self._answer_inside = time.time_ns(), answer
 
@@ -119,11 +112,11 @@ class Summary:
 
     def attributes(self, answer: str | None) -> dict[str, Any]:
         """The attributes that show it. None: not known."""
-        task, counted = self._task, self._counted > 0
+        task, counted = self._task[1] if self._task else [], self._counted > 0
         return {
-            sc.GEN_AI_INPUT_MESSAGES: dumps(task.messages) if task and task.messages else None,
+            sc.GEN_AI_INPUT_MESSAGES: dumps(task) if task else None,
             sc.GEN_AI_OUTPUT_MESSAGES: None if answer is None else dumps([_message(answer)]),
-            sc.INPUT_VALUE: _last_text(task.messages) if task else None,
+            sc.INPUT_VALUE: _last_text(task),
             sc.OUTPUT_VALUE: None if answer is None else _cut(answer),
             sc.GEN_AI_USAGE_INPUT_TOKENS: self._tokens[0] if counted else None,
             sc.GEN_AI_USAGE_OUTPUT_TOKENS: self._tokens[1] if counted else None,
@@ -193,7 +186,7 @@ def _task(messages: Iterable[Json]) -> _Task:
     """The task of a conversation: its last message that is no instruction."""
     asked = [each for each in messages if _role(each) not in _SYSTEM_ROLES][-1:]
     shown = [_message(shown_message(each, reasoning=False), _role(each)) for each in asked]
-    return _Task(time.time_ns(), shown)
+    return time.time_ns(), shown
 
 
 def _role(message: Json) -> str:

@@ -20,8 +20,6 @@ _BAR_SECONDS = 1.0
 """Time between two looks of the bar on a terminal, which also show what waits."""
 _LINE_SECONDS = 30.0
 """Time between two lines where stderr is no terminal."""
-_WAITS = 3
-"""Runs that take longest, which a line names; a bar has room for one."""
 
 
 class RolloutProgress:
@@ -107,7 +105,7 @@ class RolloutProgress:
         seconds = time.monotonic() - self._began
         of = "" if self._total is None else f"/{self._total}"
         rate = f"{self._ended / seconds:.3g}/s" if seconds > 0 else "?/s"
-        figures = ", ".join(f"{name} {value}" for name, value in self._figures(_WAITS).items())
+        figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
         print(
             f"{self._text}: {self._ended}{of} {self._counted} in {_time(seconds)}, {rate}"
             + (f", {figures}" if figures else ""),
@@ -115,7 +113,7 @@ class RolloutProgress:
             flush=True,
         )
 
-    def _figures(self, waits: int = 1) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         """What is known beside count and rate, most telling first."""
         now = time.monotonic()
         shown: dict[str, Any] = {}
@@ -124,8 +122,8 @@ class RolloutProgress:
         if self._scored:
             shown["reward"] = f"{self._sum / self._scored:.3g}"
         shown |= self._endings
-        if oldest := list(self._running.values())[:waits]:
-            shown["longest"] = " ".join(f"{name} ({_time(now - at)})" for name, at in oldest)
+        if oldest := next(iter(self._running.values()), None):
+            shown["longest"] = f"{oldest[0]} ({_time(now - oldest[1])})"
         return shown
 
 
