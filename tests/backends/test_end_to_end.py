@@ -225,7 +225,7 @@ def test_the_command_rebuilds_from_both(
     assert [t.name for t in expected] == ["outer", "tools"]
     target = tmp_path / "trajectories.jsonl"
     for source in (str(collector.traces_file), f"{jaeger.api_url}/trace/{outer.trace_id}"):
-        assert main(["rebuild", source, "-o", str(target)]) == 0
+        assert main(["rebuild", source, "-o", str(target), "--force"]) == 0
         read_again = JsonlTrajectoryExporter.read(target)
         assert [t for t in read_again if t.trace_id == outer.trace_id] == expected
 

@@ -76,7 +76,6 @@ EXPECTED = {
     "rollouts of so many model calls": {"second"},
     "what a sub-agent did": {"lead"},
     "the second one of its kind": {"lead"},
-    "rollouts in which one tool call failed": {"lead"},
     "the tool call that failed": {"lead"},
     "the second of parallel calls of a tool": {"lead"},
     "the model call that was refused": {"refused"},

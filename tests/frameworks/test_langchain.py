@@ -144,7 +144,7 @@ async def test_an_agent_that_goes_on(
 async def test_a_refusal(recording: Recording, clients: Clients, streaming: bool) -> None:
     """LangChain replays a refusal as an empty message: another one than was sampled.
 
-    The refusal trains in a history of its own.
+    The refusal trains in a history of its own, after the main one.
     """
     server = clients.serve([Reply(refusal="I will not say."), "Goodbye."])
     llm = model(server, streaming=streaming)
@@ -152,7 +152,8 @@ async def test_a_refusal(recording: Recording, clients: Clients, streaming: bool
         reply = await llm.ainvoke("2 + 3?")
         await llm.ainvoke([HumanMessage("2 + 3?"), reply, HumanMessage("Bye.")])
     trajectory = checked(recording, server, calls=2)
-    assert [h.completions for h in trajectory.histories] == [[c] for c in trajectory.completions]
+    refusal, last = trajectory.completions
+    assert [h.completions for h in trajectory.histories] == [[last], [refusal]]
 
 
 class Sum(pydantic.BaseModel):

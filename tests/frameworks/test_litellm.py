@@ -189,8 +189,8 @@ async def test_its_own_telemetry(recording: Recording, clients: Clients) -> None
     await until(lambda: len(recording.spans_named("raw_gen_ai_request")) == 4)
     trajectory = checked(recording, server, calls=4)
     assert table(trajectory) == [
-        "user openai/m, 0* add(), tool 5, 1* It is 5.",
         "user hosted_vllm/m, 2* add(), tool 5, 3* It is 5.",
+        "user openai/m, 0* add(), tool 5, 1* It is 5.",
     ]
 
 

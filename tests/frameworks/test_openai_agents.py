@@ -154,9 +154,9 @@ async def test_a_handoff(recording: Recording, clients: Clients, api: str, strea
         result = await run(triage, "2 + 3?", stream=stream)
     assert result.last_agent.name == "adder"
     trajectory = checked(recording, server, calls=3)
-    first, second = trajectory.histories
-    assert first.completions == trajectory.completions[:1]
-    assert second.completions == trajectory.completions[1:]
+    main, handed_over = trajectory.histories
+    assert main.completions == trajectory.completions[1:]
+    assert handed_over.completions == trajectory.completions[:1]
     assert all(item.trainable for h in trajectory.histories for item in h.items if item.completion)
 
 

@@ -110,18 +110,19 @@ async def test_arguments_that_are_no_json(
 ) -> None:
     """Pydantic AI replaces them when it replays the call: another message than was sampled.
 
-    The original trains in a history of its own, the edited one is context.
+    The original trains in a history of its own, the edited one is context in the main history.
     """
     replies = [Reply(tool_calls=[ToolCall("add", '{"a": 2, "b": ')]), "Sorry."]
     server = clients.serve(replies)
     async with rollout("agent"):
         await run(agent_of(clients.asynchronous(server), api), "2 + 3?", stream)
     trajectory = checked(recording, server, calls=2)
+    original, last = trajectory.completions
     assert [
         [item.completion for item in history.items if item.trainable]
         for history in trajectory.histories
-    ] == [[completion] for completion in trajectory.completions]
-    assert "INVALID_JSON" in str(trajectory.histories[1].messages())
+    ] == [[last], [original]]
+    assert "INVALID_JSON" in str(trajectory.messages())
 
 
 class Sum(pydantic.BaseModel):

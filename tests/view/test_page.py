@@ -518,7 +518,7 @@ def test_the_tree_tells_how_histories_came_from_each_other(reader: Reader, serve
 
 def test_messages_are_shown_as_people_write_them(reader: Reader, served: Served):
     """Markdown, code, an image, a tool's call with its result, reasoning that is folded."""
-    reader.open(hard(served))
+    reader.open(f"{hard(served)}&history=1")  # the main one begins after a compaction
     assert reader.see(".markdown strong").inner_text() == "after"
     assert "total = sum" in reader.see(".markdown .code").inner_text()
     assert "AssertionError" in reader.see(".tool-call", "run_tests").inner_text()
@@ -539,7 +539,7 @@ def test_each_message_says_whether_it_trains_and_why_not(reader: Reader, served:
     reader.see(".message.trains .verdict", "trains")
     reader.see(".margin-right", "Qwen3-8B")
     reader.see(".branch", "fork").click()
-    reader.see(".verdict", "trains in history 1")
+    reader.see(".verdict", "trains in history 2")
     reader.see(".branch.separate").click()
     reader.see(".verdict", "side call")
     reader.see(".branch.main").click()

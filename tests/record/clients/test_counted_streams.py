@@ -238,7 +238,10 @@ REPLIES = {
 def test_a_parser_that_lost_chunks(
     recording: Recording, clients: Clients, name: str, count: bool, lose: int
 ) -> None:
-    """A count tells; without one nothing trains where a parser was at work."""
+    """A count shows it; without one nothing trains where a parser was at work.
+
+    The lost chunk of a tool call has its name: the stream contradicts itself, count or not.
+    """
     reply, parsed = REPLIES[name]
     whole = clients.serve(reply)
 
@@ -256,7 +259,10 @@ def test_a_parser_that_lost_chunks(
         )
     rows = recording.trajectory.token_sequences()
     reasons = [dropped.reason for dropped in rows.dropped]
-    if count and lose:
+    if lose and reply.tool_calls:
+        assert rows == []
+        assert "a tool call has no name" in reasons[0]
+    elif count and lose:
         assert rows == []
         assert "the server says that it sampled" in reasons[0]
     elif count or not parsed:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 import requests
@@ -19,6 +19,10 @@ from otel_rollout.testing import ModelServer, Raw
 from tests.kit.comparing import replayed
 from tests.kit.recording import Clients, Recording
 
+HTTPX: Any = importlib.import_module(
+    type(openai.DefaultHttpxClient()).__mro__[1].__module__.partition(".")[0]
+)
+"""The HTTP client of the installed openai: openai 3 has httpx2, older ones httpx."""
 HI: Any = [{"role": "user", "content": "hi"}]
 NAN = "Out of range float values are not JSON compliant: nan"
 Answer = Callable[[int, dict[str, Any]], str | None]
@@ -80,8 +84,8 @@ def _post(server: ModelServer, body: dict[str, Any]) -> dict[str, Any]:
     return {"url": url, "json": {"model": "m", "messages": HI, **body}}
 
 
-async def by_httpx2(_: Clients, server: ModelServer, **body: Any) -> int:
-    with httpx2.Client() as client:
+async def by_httpx(_: Clients, server: ModelServer, **body: Any) -> int:
+    with HTTPX.Client() as client:
         if not body.get("stream"):
             return whole(client.post(**_post(server, body)))
         with client.stream("POST", **_post(server, body)) as response:
@@ -90,8 +94,8 @@ async def by_httpx2(_: Clients, server: ModelServer, **body: Any) -> int:
             return int(response.status_code)
 
 
-async def by_async_httpx2(_: Clients, server: ModelServer, **body: Any) -> int:
-    async with httpx2.AsyncClient() as client:
+async def by_async_httpx(_: Clients, server: ModelServer, **body: Any) -> int:
+    async with HTTPX.AsyncClient() as client:
         if not body.get("stream"):
             return whole(await client.post(**_post(server, body)))
         async with client.stream("POST", **_post(server, body)) as response:
@@ -115,8 +119,8 @@ def whole(response: Any) -> int:
 ASK: dict[str, Callable[..., Awaitable[int]]] = {
     "openai": by_openai,
     "async openai": by_async_openai,
-    "httpx2": by_httpx2,
-    "async httpx2": by_async_httpx2,
+    "httpx": by_httpx,
+    "async httpx": by_async_httpx,
     "requests": by_requests,
 }
 EVERY = pytest.mark.parametrize("ask", ASK.values(), ids=ASK)

@@ -18,7 +18,7 @@ type Line =
   | { kind: "child"; child: Overview };
 
 const MEANINGS = {
-  main: "the first conversation",
+  main: "the agent's own conversation",
   fork: "goes on otherwise from a reply of",
   resample: "the same prompt, another reply as in",
   restart: "shares only what was not sampled (a compaction, or an edit) with",
