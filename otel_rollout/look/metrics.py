@@ -74,11 +74,6 @@ class Metrics:
         )
 
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
-    def rollout_began(self, labels: Labels) -> None:
-        """Count a rollout that runs."""
-        self.running.add(1, labels)
-
-    @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def rollout_ended(
         self, labels: Labels, status: str, reason: str | None, seconds: float
     ) -> None:

@@ -140,8 +140,17 @@ def end(run: Run | None, output: object = None, error: BaseException | None = No
     active = here(run.active)
     if rollout_of(None) is active:
         detach(run.token)
+        _leave_ended()
     if active is not None:
         close(active, output, error)
+
+
+def _leave_ended() -> None:
+    """Leave contexts of rollouts in generators that took turns with one, and ended before it."""
+    while isinstance(left := otel_context.get_current().get(ROLLOUT), ActiveRollout):
+        if left.before is None or left.running:
+            return
+        otel_context.attach(left.before)
 
 
 def current_rollout() -> ActiveRollout | None:
@@ -167,13 +176,8 @@ def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
 
 
 def _read_in(active: ActiveRollout | None) -> ActiveRollout | None:
-    """The rollout of the code here, which may be what reads the generator of this one.
-
-    Of generators that take turns, one leaves its context where another has attached its own.
-    """
-    while (
-        active is not None and (frame := active.generator) and (frame is True or is_outside(frame))
-    ):
+    """The rollout of the code here, which may be what reads the generator of this one."""
+    while active is not None and active.generator is not None and is_outside(active.generator):
         active = active.parent
     return active
 

@@ -155,12 +155,13 @@ class rollout:  # noqa: N801 - used as a decorator
         options = self._options
         if options.name is None:
             options = replace(options, name="rollout")
-        self._run = begin(options)
+        before, self._run = otel_context.get_current(), begin(options)
         if self._run is None:
             return Trajectory(name=options.name or "", status="running")
-        caller = sys._getframe(1)
+        caller, active = sys._getframe(1), self._run.active
         if caller.f_code.co_flags & GENERATOR or caller.f_globals.get("__name__") in ENTERING:
-            self._run.active.generator = entering_generator(caller)
+            active.generator = entering_generator(caller)
+            active.before = active.generator and before
         return self._run.active.trajectory
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from opentelemetry import trace
 
@@ -178,8 +178,10 @@ class ActiveRollout:
     """The workflow that the rollouts inside this one are reported to: the innermost. None: none."""
     claims: list[tuple[Trajectory, frozenset[str]]]
     """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
-    generator: FrameType | Literal[True] | None = None
-    """The generator that it was entered in; True once it has ended. None: in none."""
+    generator: FrameType | None = None
+    """The generator that it was entered in. None: it was entered in none."""
+    before: Any = None
+    """The context that it was entered in, if that was in a generator; else None."""
     handed_on = 0
     """How often it was handed on, less how often it was continued in this very process."""
     gateway: ForPrograms | None = None
@@ -287,8 +289,7 @@ class ActiveRollout:
         self.versioned = self
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
-        self.gateway, self.generator = None, True if self.generator else None
-        self.parent = self.parent if self.generator else None
+        self.parent = self.gateway = self.generator = None
         self._writer = self.ending = None
         self.streams.clear()
 

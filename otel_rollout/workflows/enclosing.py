@@ -114,11 +114,10 @@ def _count(trajectory: Trajectory) -> Score:
         sc.GEN_AI_AGENT_NAME: trajectory.name,
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
     }
-    seconds = ((trajectory.end_time_ns or 0) - trajectory.start_time_ns) / 1e9
+    seconds = max(0.0, ((trajectory.end_time_ns or 0) - trajectory.start_time_ns) / 1e9)
     if (found := rollout_metrics()) is not None:
-        status, reason = trajectory.status, trajectory.termination_reason
-        found.rollout_began(labels)
-        found.rollout_ended(labels, status, reason, max(0.0, seconds))
+        found.running.add(1, labels)
+        found.rollout_ended(labels, trajectory.status, trajectory.termination_reason, seconds)
     score = Score(found, labels)
     if trajectory.reward is not None:
         score(trajectory.reward)

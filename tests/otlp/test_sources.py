@@ -324,7 +324,7 @@ def test_ids_in_base64(spans: Any):
         ('{"resourceSpans":[]}\n\n[1]\n', "line 3: expected spans, got the list"),
         ('{\n"resourceSpans": [\n', "line 1: not JSON"),
         ('{"data":[{"traceID":"1","spans":[]}]}', "rawTraces=true"),
-        ('{"schema_version":1,"exchanges":[]}\n', "file of trajectories"),
+        ('{"schema_version":1,"exchanges":[]}\n', "this is a trajectory, not spans"),
         ('{"TraceId":"aa","SpanId":"bb"}\n', "no column 'Timestamp'"),
         ('{"name":"x","context":{"trace_id":"0x1"}}\n', "expected an OTLP/JSON object"),
         ('{"resourceSpans":[{"scopeSpans":[{"spans":[{}]}]}]}\n', "line 1: not an OTLP/JSON span"),

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from otel_rollout import gather_trajectory, get_current_trajectory, rollout
 from otel_rollout.errors import NoActiveRolloutError
@@ -155,6 +156,7 @@ def test_two_generators_that_take_turns(recording: Recording, ask: Callable[[str
         assert all(text.startswith(name) for text in texts)
     assert sum(map(len, asked(recording).values())) < 4
     assert all("outside any rollout" in str(each.warnings) for each in recording.trajectories)
+    assert not trace.get_current_span().get_span_context().is_valid
     with rollout("later") as later:  # they leave in the order in which they came
         ask("later")
     assert (later.parent_id, later.warnings, len(later.completions)) == (None, [], 1)
