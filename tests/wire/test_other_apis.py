@@ -460,9 +460,20 @@ def test_a_text_that_ollama_continues() -> None:
     }
 
 
+MESSAGE: list[Any] = [
+    {"type": "message_start", "message": {"id": "m", "role": "assistant", "content": []}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    {"type": "message_stop"},
+]
+
+
 @pytest.mark.parametrize(
     ("path", "chunks"),
     [
+        ("/v1/messages", [*MESSAGE, MESSAGE[2]]),
+        ("/v1/messages", [*MESSAGE, *MESSAGE]),
         ("/api/chat", [OLLAMA.streams[1][-1], OLLAMA.streams[1][0]]),
         ("/api/chat", [OLLAMA.streams[1][-1], OLLAMA.streams[1][-1]]),
         ("/v2/chat", [*COHERE.streams[1], COHERE.streams[1][2]]),

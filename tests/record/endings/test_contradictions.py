@@ -440,16 +440,6 @@ CASES: dict[str, Case] = {
         path=MESSAGES,
         named="a piece of type 'text' is in a block of type 'tool_use'",
     ),
-    "more after its end": Case(
-        [*message(), block("start", 0, **TEXT), block("delta", 0, text="It is")],
-        path=MESSAGES,
-        named="more of it comes after its end",
-    ),
-    "two replies in one": Case(
-        [*message(*both(0)[1:3]), *message(*both(0)[1:3])],
-        path=MESSAGES,
-        named="more of it comes after its end",
-    ),
 }
 
 
