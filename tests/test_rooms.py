@@ -495,7 +495,7 @@ def test_every_public_method_says_what_it_does(name: str):
     assert silent == []
 
 
-LINES = 56_476
+LINES = 56_474
 """Lines of Python in the package, docstrings included; lowered when it gets smaller."""
 LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 60

@@ -140,7 +140,8 @@ def end(run: Run | None, output: object = None, error: BaseException | None = No
     active = here(run.active)
     if rollout_of(None) is active:
         detach(run.token)
-        _leave_ended()
+        if run.token.old_value not in (run.token.MISSING, {}):
+            _leave_ended()
     if active is not None:
         close(active, output, error)
 

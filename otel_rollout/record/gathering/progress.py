@@ -103,11 +103,12 @@ class RolloutProgress:
             self._bar.set_postfix(self._figures(), refresh=True)
             return
         seconds = time.monotonic() - self._began
+        passed = timedelta(seconds=int(seconds))
         of = "" if self._total is None else f"/{self._total}"
         rate = f"{self._ended / seconds:.3g}/s" if seconds > 0 else "?/s"
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
         print(
-            f"{self._text}: {self._ended}{of} {self._counted} in {_time(seconds)}, {rate}"
+            f"{self._text}: {self._ended}{of} {self._counted} in {passed}, {rate}"
             + (f", {figures}" if figures else ""),
             file=sys.stderr,
             flush=True,
@@ -123,9 +124,5 @@ class RolloutProgress:
             shown["reward"] = f"{self._sum / self._scored:.3g}"
         shown |= self._endings
         if oldest := next(iter(self._running.values()), None):
-            shown["longest"] = f"{oldest[0]} ({_time(now - oldest[1])})"
+            shown["longest"] = f"{oldest[0]} ({timedelta(seconds=int(now - oldest[1]))})"
         return shown
-
-
-def _time(seconds: float) -> timedelta:
-    return timedelta(seconds=int(seconds))
