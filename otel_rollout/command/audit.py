@@ -1,6 +1,6 @@
 """The verb `audit`: what became of all rollouts, from files, journals and backends.
 
-Exit status: 0 if nothing is missing, 1 if something is, or all is, 2 if a source cannot be read.
+Exit status: 0 if nothing is missing; 1 if something is, or no rollout is there; 2 if unreadable.
 """
 
 from __future__ import annotations

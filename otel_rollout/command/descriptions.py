@@ -108,7 +108,7 @@ What became of all rollouts: which began and never ended, of which something is
 missing, which groups are short of samples, what is there twice and what came too
 late. By attributes alone: no reply is read. Files FILE.started, and journals of
 receivers (their folders), are sources, too, also while a receiver runs.
-Exit status: 0 nothing is missing; 1 something is, or all; 2 a source cannot be read."""
+Exit status: 0 nothing is missing; 1 something is, or no rollout is there; 2 unreadable."""
 RECEIVE = """\
 Receive spans of rollouts over OTLP, from otel-rollout or a collector, and append
 their trajectories to a file when they are whole: a rollout when its spans prove

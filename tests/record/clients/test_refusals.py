@@ -330,11 +330,13 @@ def test_a_refusal_for_one_model_is_not_of_another(recording: Recording, clients
         is_refused = body["model"] == "judge" and "return_token_ids" in body
         return error("logprobs is not supported with this model") if is_refused else "hello"
 
-    client = clients.sync(clients.serve(reply))
+    server = clients.serve(reply, token_ids=False, logprobs=False)
+    client = clients.sync(server)
     with request_token_ids(), rollout("agent"):
         for model in ["policy", "judge"] * 4:
             client.chat.completions.create(model=model, messages=HI)
-    found = replayed(recording).completions
-    assert [c.token_ids is not None for c in found if c.exchange.params["model"] == "policy"] == (
-        [True] * 4
+    sent = [json.loads(each.request) for each in server.exchanges]
+    assert ["return_token_ids" in each for each in sent if each["model"] == "policy"] == [True] * 4
+    assert ["return_token_ids" in each for each in sent if each["model"] == "judge"] == (
+        [True, False] + [False] * 3
     )
