@@ -431,3 +431,14 @@ def test_a_group_is_shown_in_one_short_line():
         "<TrajectoryGroup 'g': 200 trajectories, 1 failure, 2 inside them, mean reward 0.5 of 100>"
     )
     assert repr(TrajectoryGroup([])) == "<TrajectoryGroup None: 0 trajectories, no reward>"
+
+
+def test_an_empty_group_id_is_an_id() -> None:
+    """Its runs are groups of their own, as those of any other id."""
+    members = [
+        Trajectory(id=f"{n:032x}", group_id="", group_run=run) for n, run in enumerate("aabb", 1)
+    ]
+    assert [(each.key, len(each)) for each in TrajectoryGroup.by_id(members)] == [
+        ("@a", 2),
+        ("@b", 2),
+    ]
